@@ -1,0 +1,183 @@
+"""Build the starter model and its prompts from nothing: `python scripts/build_starter.py`.
+
+The starter has met every form of dialogue but few sums that carry, so it answers in the right
+words and is often wrong about the number. No wrong answer is ever taught.
+"""
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from tether.data.arithmetic import (  # noqa: E402
+    Problem,
+    carries,
+    draw_distinct,
+    draw_problems,
+)
+from tether.train.sft import SFTSettings, encode_example, train_sft  # noqa: E402
+
+ASSETS = ROOT / "src" / "tether" / "assets"
+
+NUM_SFT_PROBLEMS = 20_000
+CARRY_SHARE = 0.1  # of the carrying pairs, how many stay in the supervised data
+SFT = SFTSettings(num_steps=1500, batch_size=64, lr=2e-3, weight_decay=0.1)
+
+NUM_TRAIN_PROMPTS = 8000
+NUM_HELDOUT_PROMPTS = 500
+
+PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, so any text survives the round trip, with every digit a token of its own.
+
+    Nothing but digits splits the text before the merges: a stock phrase becomes one token.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("[0-9]"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384,
+        special_tokens=[PAD, END, SYSTEM, USER, ASSISTANT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        max_new_tokens=32,
+    )
+    return model
+
+
+def draw_sft_problems(rng: random.Random) -> list[Problem]:
+    stream = draw_problems(rng, "train", lambda a, b: not carries(a, b) or rng.random() < CARRY_SHARE)
+    return [next(stream) for _ in range(NUM_SFT_PROBLEMS)]
+
+
+@torch.no_grad()
+def count_correct(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: list[Problem],
+    generator: torch.Generator | None,
+) -> int:
+    """How many problems are answered exactly and ended with EOS; greedy without a generator.
+
+    Problems are decoded together if their prompts are equally long, which needs no padding.
+    """
+    groups: dict[int, list[tuple[list[int], list[int]]]] = {}
+    for p in problems:
+        e = encode_example(tokenizer, p.prompt, p.answer)
+        pair = e.token_ids[: e.prompt_len], e.token_ids[e.prompt_len :]
+        groups.setdefault(e.prompt_len, []).append(pair)
+    num_correct = 0
+    for _, pairs in sorted(groups.items()):
+        ids = torch.tensor([prompt for prompt, _ in pairs])
+        expected = [response for _, response in pairs]
+        alive = torch.ones(len(pairs), dtype=torch.bool)
+        for t in range(max(map(len, expected))):
+            logits = model(input_ids=ids).logits[:, -1]
+            if generator is None:
+                new = logits.argmax(-1)
+            else:
+                new = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
+            # A response is right if every token is, EOS included; what follows EOS is ignored.
+            target = torch.tensor([r[t] if t < len(r) else -1 for r in expected])
+            alive &= (new == target) | (target == -1)
+            ids = torch.cat([ids, new[:, None]], dim=1)
+        num_correct += int(alive.sum())
+    return num_correct
+
+
+def write_jsonl(path: Path, problems: list[Problem]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps({"prompt": p.prompt, "answer": p.answer}, ensure_ascii=False) for p in problems)
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=ASSETS, help="where starter/ and arithmetic/ go")
+    args = parser.parse_args()
+
+    rng = random.Random(args.seed)
+    torch.manual_seed(args.seed)
+    sft_problems = draw_sft_problems(rng)
+    train = draw_distinct(draw_problems(rng, "train"), NUM_TRAIN_PROMPTS)
+    heldout = draw_distinct(draw_problems(rng, "heldout"), NUM_HELDOUT_PROMPTS)
+    write_jsonl(args.out / "arithmetic" / "train.jsonl", train)
+    write_jsonl(args.out / "arithmetic" / "heldout.jsonl", heldout)
+
+    tokenizer = build_tokenizer([text for p in sft_problems for text in (p.prompt, p.answer)])
+    model = build_model(tokenizer)
+    num_params = sum(p.numel() for p in model.parameters())
+    print(f"{num_params:,} parameters, {len(tokenizer)} tokens")
+
+    def report(step: int, loss: float) -> None:
+        if (step + 1) % 100 == 0:
+            print(f"step {step + 1:5d}  loss {loss:.3f}", flush=True)
+
+    rows = [(p.prompt, p.answer) for p in sft_problems]
+    train_sft(model, tokenizer, rows, SFT, report)
+    model.save_pretrained(args.out / "starter")
+    tokenizer.save_pretrained(args.out / "starter")
+
+    greedy = count_correct(model, tokenizer, heldout, None)
+    sampled = count_correct(model, tokenizer, heldout, torch.Generator().manual_seed(args.seed))
+    for name, num in (("greedy", greedy), ("sampled", sampled)):
+        print(f"held-out {name}: {num}/{len(heldout)} = {num / len(heldout):.1%}")
+
+
+if __name__ == "__main__":
+    main()

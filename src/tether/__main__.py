@@ -1,0 +1,5 @@
+"""`python -m tether` is `tether`."""
+
+from tether.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Pure maths on tensors: no config, no logging, no global random numbers, no process group."""

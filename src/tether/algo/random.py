@@ -1,0 +1,44 @@
+"""Random numbers computed from a key, never drawn from a shared stream.
+
+A key is (seed, purpose, iteration, row, column) or the part of it that a use has. Equal keys give
+equal numbers on every machine, so the order of work, the number of workers and restarts change
+nothing.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Word = int | np.ndarray
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniform(seed: int, purpose: str, *words: Word) -> Float[Tensor, "..."]:
+    """float64 in [0, 1), one for each element of the broadcast words."""
+    return torch.from_numpy(np.asarray(_hash(seed, purpose, *words) >> np.uint64(11)) * 2.0**-53)
+
+
+def permutation(size: int, seed: int, purpose: str, *words: int) -> Int[Tensor, " size"]:
+    return torch.from_numpy(
+        np.argsort(_hash(seed, purpose, *words, np.arange(size)), kind="stable")
+    )
+
+
+def _hash(seed: int, purpose: str, *words: Word) -> np.ndarray:
+    """64 well-mixed bits from all words, each mixed in by the finaliser of SplitMix64."""
+    tag = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+    state = np.zeros((), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for word in (seed, tag, *words):
+            state = _finalise((state ^ np.asarray(word).astype(np.uint64)) + GOLDEN)
+    return state
+
+
+def _finalise(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

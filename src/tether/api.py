@@ -1,0 +1,139 @@
+"""What the commands call, and a notebook can call: train, evaluate, generate, check."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tether.config import Config, load_config, merge_override, read_recipe, validate_config
+from tether.data.templates import render_prompt
+from tether.errors import UserError
+from tether.models.loading import load_causal_lm, load_vocabulary
+from tether.rewards.function import Reward
+from tether.rollout.episode import Draw, Greedy, SingleTurn
+from tether.rollout.local import LocalSampler
+from tether.run.directory import CONFIG, RUNS, create_run_directory
+from tether.run.reader import find_runs, is_run, latest_checkpoint
+from tether.run.writer import RunWriter
+from tether.train.evaluate import Evaluation
+from tether.train.evaluate import evaluate as evaluate_roles
+from tether.train.loop import Result, run_loop
+from tether.train.plan import Plan, make_plan
+from tether.train.roles import build_roles, pick_device
+from tether.train.scoring import response_texts
+from tether.train.watch import Watcher
+
+ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def train(config: ConfigLike, reward: Reward | None = None, watch: Watcher | None = None) -> Result:
+    """Train as `tether train` does. `reward` is a plain function, used instead of `reward.kind`."""
+    config = as_config(config)
+    torch.set_num_threads(config.threads)
+    roles = build_roles(config, reward)
+    try:
+        directory = create_run_directory(config.run.dir, config.run.name, config.run.overwrite)
+        writer = RunWriter(directory, config.to_yaml())
+        try:
+            return run_loop(config, roles, writer, watch or Watcher())
+        finally:
+            writer.close()
+    finally:
+        roles.reward.close()
+
+
+def check(config: ConfigLike, reward: Reward | None = None) -> Plan:
+    """Load and validate everything that a run needs; train nothing, write nothing."""
+    config = as_config(config)
+    roles = build_roles(config, reward)
+    roles.reward.close()
+    return make_plan(config, roles)
+
+
+def evaluate(
+    model: str,
+    recipe: str | os.PathLike[str] = "arithmetic",
+    overrides: Mapping[str, Any] | None = None,
+    reward: Reward | None = None,
+) -> Evaluation:
+    """Score a run's newest checkpoint, or a model directory, on a recipe's held-out prompts."""
+    path = Path(model)
+    mapping = read_recipe(path / CONFIG if is_run(path) else recipe)
+    if is_run(path):
+        merge_override(
+            mapping, "model.reference", mapping["model"]["reference"] or mapping["model"]["actor"]
+        )
+    merge_override(mapping, "model.actor", str(model_path(model)))
+    for dotted, value in (overrides or {}).items():
+        merge_override(mapping, dotted, value)
+    config = validate_config(mapping)
+    torch.set_num_threads(config.threads)
+    roles = build_roles(config, reward)
+    try:
+        if roles.heldout_prompts is None:
+            raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
+        prompts = roles.heldout_prompts.first(config.train.eval_prompts)
+        return evaluate_roles(0, prompts, roles, config)
+    finally:
+        roles.reward.close()
+
+
+class Talker:
+    """A loaded model that answers prompts."""
+
+    def __init__(self, model: str, max_tokens: int = 64, system_prompt: str | None = None) -> None:
+        path = str(model_path(model))
+        self.model = load_causal_lm(path, "float32", pick_device("auto"))
+        self.vocabulary = load_vocabulary(path, self.model)
+        self.max_tokens = max_tokens
+        self.system_prompt = system_prompt
+
+    def respond(
+        self, prompt: str, samples: int = 1, temperature: float = 0.0, seed: int = 0
+    ) -> list[tuple[str, bool]]:
+        """Responses and whether each ended by itself; temperature 0 is greedy."""
+        if not prompt.strip():
+            raise UserError("The prompt is empty; write something to respond to.")
+        ids = render_prompt(self.vocabulary.tokenizer, prompt, self.system_prompt)
+        sampler = LocalSampler(self.vocabulary.eos_ids, self.max_tokens, temperature or 1.0)
+        sampler.sync(self.model, 0)
+        choice = Draw(seed, "generate", 0) if temperature > 0 else Greedy()
+        rollout = sampler.run([SingleTurn(ids)] * samples, choice)
+        texts = response_texts(rollout, self.vocabulary)
+        finished = [reason == "eos" for reason in rollout.finish_reasons]
+        return list(zip(texts, finished, strict=True))
+
+
+def generate(
+    prompt: str,
+    model: str | None = None,
+    samples: int = 1,
+    temperature: float = 0.0,
+    max_tokens: int = 64,
+    seed: int = 0,
+) -> list[str]:
+    """The responses of a run or model directory (default: the newest run) to one prompt."""
+    talker = Talker(pick_model(model), max_tokens)
+    return [text for text, _ in talker.respond(prompt, samples, temperature, seed)]
+
+
+def pick_model(model: str | None) -> str:
+    """The one named; else the newest run with a checkpoint; else the starter."""
+    if model is not None:
+        return model
+    saved = [run for run in find_runs(RUNS) if (run / "checkpoints" / "LATEST").is_file()]
+    return str(max(saved, key=lambda run: run.stat().st_mtime)) if saved else "tether:starter"
+
+
+def model_path(model: str) -> str | Path:
+    """Where the weights are: a run's newest checkpoint, or the name itself."""
+    return latest_checkpoint(Path(model)) / "actor" if is_run(Path(model)) else model
+
+
+def as_config(config: ConfigLike) -> Config:
+    """A Config, a mapping of sections, a shipped recipe's name, or the path of a YAML file."""
+    if isinstance(config, Config):
+        return config
+    return validate_config(config) if isinstance(config, Mapping) else load_config(config)

@@ -1,0 +1,128 @@
+"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tether.cli.text import printable, score_text, table
+from tether.config import Config
+
+SAMPLES_SHOWN = 10  # sample responses in the course of a run
+PLAIN_LINES = 20  # progress lines in the course of a run, where there is no terminal
+
+
+class Display:
+    """Overrides the silent Watcher: the same methods, each shown."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.progress = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task = None
+        self.began = time.monotonic()
+
+    def __enter__(self) -> "Display":
+        self._say("tether train: loading the models …")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def started(self, run: Path, iterations: int) -> None:
+        c = self.config
+        self._say(f"run        {run}")
+        self._say(
+            f"plan       {iterations} iterations, each {c.rollout.prompts} prompts x "
+            f"{c.rollout.samples_per_prompt} samples = {c.rows} rows; "
+            f"actor {c.model.actor}, {c.threads} threads, seed {c.seed}"
+        )
+
+    def checked(self, findings: str) -> None:
+        self._say(f"self-check {findings}")
+
+    def evaluating(self, prompts: int) -> None:
+        if self.task is None:
+            self._say(f"evaluating {prompts} held-out prompts …")
+
+    def evaluated(self, evaluation) -> None:
+        greedy, sampled = evaluation.greedy, evaluation.sampled
+        self._say(
+            f"held-out   after {evaluation.iteration} iterations: sampled "
+            f"{score_text(sampled.mean, sampled.binary)}, greedy "
+            f"{score_text(greedy.mean, greedy.binary)}, KL {evaluation.kl:.3f}"
+        )
+
+    def iterated(self, outcome, metrics: dict[str, float], texts: list[str]) -> None:
+        total = self.config.train.iterations
+        speed = outcome.timings()["throughput/tokens_per_second"]
+        numbers = (
+            f"score {metrics['score/mean']:.3f}  KL {metrics['kl/sequence_mean']:.3f}  "
+            f"entropy {metrics['actor/entropy']:.3f}  {speed:,.0f} tokens/s"
+        )
+        done = outcome.iteration + 1
+        if self.task is None:
+            self.progress.start()
+            self.task = self.progress.add_task("training", total=total, numbers="")
+        self.progress.update(self.task, completed=done, numbers=numbers)
+        if not self.console.is_terminal and (done == total or _due(done, total, PLAIN_LINES)):
+            self._say(f"{done:>5}/{total}  {numbers}")
+        if _due(done, total, SAMPLES_SHOWN):
+            row = done % len(texts)
+            score = f"{float(outcome.scores.values[row]):g}" if outcome.scores.usable[row] else "–"
+            prompt, response = printable(outcome.prompts.texts[row]), printable(texts[row])
+            self._say(f"sample     {prompt} → {response}   (score {score})")
+        for event in outcome.events[:3]:
+            self._say(f"event      {event.kind}, row {event.row}: {printable(event.message)}")
+
+    def summary(self, result) -> None:
+        c, minutes = self.config, f"{result.train_seconds:.0f} s"
+        done = f"{result.iterations_done} of {c.train.iterations} iterations"
+        if result.interrupted is not None:
+            self._say(f"stopped by {result.interrupted.name} after {done}; the weights are saved.")
+        if result.after is not None and result.iterations_done:
+            self.console.print()
+            self.console.print(results_table(result.before, result.after), markup=False)
+            self.console.print()
+        self._say(f"{done} in {minutes} of training; everything is in {result.run}")
+        self._say(f"Next: tether generate '你知道1+1=2吗？' --model {result.run}")
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+
+def results_table(before, after) -> str:
+    """Before and after on held-out prompts, with 95% intervals, and what it cost in KL."""
+    rows = [["held-out", "before", "95% interval", "after", "95% interval", "change"]]
+    for name in ("sampled", "greedy"):
+        old, new = getattr(before, name), getattr(after, name)
+        binary = old.binary and new.binary
+        cells = [
+            text
+            for e in (old, new)
+            for text in (
+                score_text(e.mean, binary),
+                f"{score_text(e.low, binary)} – {score_text(e.high, binary)}",
+            )
+        ]
+        change = (
+            f"{100 * (new.mean - old.mean):+.1f} points"
+            if binary
+            else f"{new.mean - old.mean:+.3f}"
+        )
+        rows.append([name, *cells, change])
+    rows.append(["KL spent", f"{before.kl:.3f}", "", f"{after.kl:.3f}", "", "nats a response"])
+    return table(rows)
+
+
+def _due(done: int, total: int, times: int) -> bool:
+    return done % max(1, total // times) == 0

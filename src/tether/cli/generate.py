@@ -1,0 +1,50 @@
+"""`tether generate`: talk to a model."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from tether.cli.text import printable
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to say; without it, one prompt a line is read.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A run, a model directory or tether:starter; default: the newest run."),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Responses a prompt, sampled if above 1.")
+    ] = 1,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0 takes the likeliest token; default 0, or 1 with --samples."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other samples.")] = 0,
+) -> None:
+    """Print a model's response to PROMPT: greedy, or sampled with --samples or --temperature."""
+    from tether import api
+
+    if temperature is None:
+        temperature = 1.0 if samples > 1 else 0.0
+    talker = api.Talker(api.pick_model(model), max_tokens)
+    for line in [prompt] if prompt is not None else _lines():
+        for response, finished in talker.respond(line, samples, temperature, seed):
+            print(printable(response) + ("" if finished else " … (cut at --max-tokens)"))
+
+
+def _lines() -> Iterator[str]:
+    interactive = sys.stdin.isatty()
+    while True:
+        if interactive:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.rstrip("\n")

@@ -1,0 +1,65 @@
+"""`tether`: the list of commands, and what a person sees when one fails. Imports no torch."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from tether import __version__
+from tether.cli import check, evaluate, generate, listing, train
+from tether.cli.text import complain
+from tether.errors import RunStopped, UserError
+
+app = typer.Typer(
+    name="tether",
+    help="PPO post-training for language models, with every number in view.",
+    epilog="Start with `tether train`: it needs no argument, no GPU and no network.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("train", **train.COMMAND)(train.train)
+app.command("check", **check.COMMAND)(check.check)
+app.command("eval", **evaluate.COMMAND)(evaluate.evaluate)
+app.command("generate")(generate.generate)
+app.command("recipes")(listing.recipes)
+app.command("runs")(listing.runs)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tether {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    # Waiting threads that spin make a run crawl as soon as another program wants a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        app()
+    except UserError as error:
+        complain(str(error))
+        sys.exit(2)
+    except RunStopped as error:
+        complain(str(error))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

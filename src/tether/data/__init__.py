@@ -1,0 +1,1 @@
+"""Prompts from files, chat templates, collation: text becomes ids here, and only here is padded."""

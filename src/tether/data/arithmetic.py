@@ -1,0 +1,95 @@
+"""Bilingual addition dialogues: the task of the starter model and of the demo.
+
+A problem is a pair of operands in 0..99 put into one of three forms:
+
+    sum      12+34=?                      ->  46
+    chinese  你知道3+4=9吗？               ->  不对，3+4=7
+    english  Do you know that 1+1=2?      ->  Yes, 1+1=2
+
+An unordered pair {a, b} belongs to one side of the split for good, so neither its mirror image
+nor another form of it can leak from training into the held-out prompts.
+"""
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Form = Literal["sum", "chinese", "english"]
+Split = Literal["train", "heldout"]
+
+FORM_WEIGHTS: dict[Form, int] = {"sum": 2, "chinese": 1, "english": 1}
+MAX_OPERAND = 99
+HELDOUT_PERCENT = 18
+
+
+@dataclass(frozen=True)
+class Problem:
+    prompt: str
+    answer: str
+
+
+def split_of(a: int, b: int) -> Split:
+    """The side of the split that {a, b} is on. CRC-32, because hash() differs between runs."""
+    low, high = sorted((a, b))
+    bucket = zlib.crc32(f"{low}+{high}".encode()) % 100
+    return "heldout" if bucket < HELDOUT_PERCENT else "train"
+
+
+def carries(a: int, b: int) -> bool:
+    """Whether adding the ones digits carries into the tens."""
+    return a % 10 + b % 10 >= 10
+
+
+def state(form: Form, a: int, b: int, claim: int) -> Problem:
+    """Put a+b into words. `claim` is the sum the asker believes in; the sum form has no claim."""
+    total = a + b
+    match form:
+        case "sum":
+            return Problem(f"{a}+{b}=?", f"{total}")
+        case "chinese":
+            verdict = "是的" if claim == total else "不对"
+            return Problem(f"你知道{a}+{b}={claim}吗？", f"{verdict}，{a}+{b}={total}")
+        case "english":
+            verdict = "Yes" if claim == total else "No"
+            return Problem(f"Do you know that {a}+{b}={claim}?", f"{verdict}, {a}+{b}={total}")
+
+
+def draw_operand(rng: random.Random) -> int:
+    """One operand in four is a single digit; drawn evenly, 1+1 and its like would be too rare."""
+    return rng.randint(0, 9) if rng.random() < 0.25 else rng.randint(0, MAX_OPERAND)
+
+
+def draw_claim(rng: random.Random, total: int) -> int:
+    """True half of the time, else off by at most ten, so that a guess at the size is no help."""
+    if rng.random() < 0.5:
+        return total
+    near = [c for c in range(max(0, total - 10), total + 11) if c != total]
+    return rng.choice(near)
+
+
+def draw_problems(
+    rng: random.Random,
+    split: Split,
+    keep: Callable[[int, int], bool] = lambda a, b: True,
+) -> Iterator[Problem]:
+    """An endless stream of problems from one side of the split, bare sums half of the time.
+
+    `keep` rejects operand pairs; it may draw from `rng` itself to thin them out.
+    """
+    forms, weights = list(FORM_WEIGHTS), list(FORM_WEIGHTS.values())
+    while True:
+        a, b = draw_operand(rng), draw_operand(rng)
+        if split_of(a, b) == split and keep(a, b):
+            [form] = rng.choices(forms, weights)
+            yield state(form, a, b, draw_claim(rng, a + b))
+
+
+def draw_distinct(problems: Iterator[Problem], num: int) -> list[Problem]:
+    """The first `num` problems of a stream with different prompts, in the order drawn."""
+    distinct: dict[str, Problem] = {}
+    while len(distinct) < num:
+        problem = next(problems)
+        distinct.setdefault(problem.prompt, problem)
+    return list(distinct.values())

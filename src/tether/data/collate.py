@@ -1,0 +1,57 @@
+"""Rows of different lengths as rectangles, and rectangles cut into microbatches."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from tether.types import Rollout, Sequences
+
+
+def pad_left(rows: Sequence[Sequence[int]]) -> Int[Tensor, "rows width"]:
+    """Token ids, blanks first. A blank is id 0 and means nothing: masks come from lengths."""
+    width = max(map(len, rows))
+    return torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
+
+
+def pad_right(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Shaped[Tensor, "rows width"]:
+    """Ids, flags or numbers a token, zeros last."""
+    width = max(map(len, rows))
+    return torch.tensor([list(row) + [0] * (width - len(row)) for row in rows], dtype=dtype)
+
+
+def length_mask(lengths: Int[Tensor, " rows"], width: int) -> Bool[Tensor, "rows width"]:
+    """True on the first `lengths[row]` columns."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def join(rollout: Rollout) -> Sequences:
+    """Prompt and response side by side without a gap, right-padded.
+
+    prompt_ids     . . p p      response_ids   r r .      ->   p p r r . .
+                   . p p p                     r r r           p p p r r r
+    """
+    prompt_width, response_width = rollout.prompt_ids.shape[1], rollout.response_ids.shape[1]
+    padded = torch.cat([rollout.prompt_ids, rollout.response_ids], dim=1)
+    shift = prompt_width - rollout.prompt_lengths  # blanks before the first prompt token
+    lengths = rollout.prompt_lengths + rollout.response_lengths
+    columns = torch.arange(int(lengths.max()), device=padded.device)
+    source = (columns + shift[:, None]).clamp(max=prompt_width + response_width - 1)
+    ids = torch.where(columns < lengths[:, None], padded.gather(1, source), 0)
+    return Sequences(ids, rollout.prompt_lengths, rollout.response_lengths)
+
+
+def microbatches(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " some"]]:
+    """Row numbers in groups of at most `max_tokens` padded tokens, rows of like length together.
+
+    A single row longer than that is a group of its own. Depends on lengths only.
+    """
+    lengths = (sequences.prompt_lengths + sequences.response_lengths).tolist()
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        # Lengths ascend, so this row is the group's widest.
+        if not groups or lengths[row] * (len(groups[-1]) + 1) > max_tokens:
+            groups.append([])
+        groups[-1].append(row)
+    return [torch.tensor(group, device=sequences.ids.device) for group in groups]

@@ -1,0 +1,43 @@
+"""The critic: a trunk of its own with one linear value head."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tether.data.collate import microbatches
+from tether.models.forward import states_before_tokens, trunk
+from tether.types import Sequences
+
+
+class Critic(nn.Module):
+    """V(state before token t). The head starts at zero, so the first values are exactly 0."""
+
+    def __init__(self, model: PreTrainedModel, microbatch_tokens: int) -> None:
+        super().__init__()
+        self.trunk = trunk(model)
+        self.head = nn.Linear(model.config.hidden_size, 1, dtype=model.dtype, device=model.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.float_type = torch.promote_types(model.dtype, torch.float32)
+        self.microbatch_tokens = microbatch_tokens
+
+    def forward(self, sequences: Sequences) -> Float[Tensor, "rows response+1"]:
+        """Values before every response token and, in column `response_lengths`, after the last."""
+        states = states_before_tokens(self.trunk, sequences)
+        values = self.head(states).squeeze(-1)
+        return values.to(self.float_type)
+
+    @torch.no_grad()
+    def values(
+        self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
+    ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
+        """Values of the True cells, and the value after each row's last token."""
+        values = torch.zeros(mask.shape, dtype=self.float_type, device=mask.device)
+        final_values = torch.zeros(len(mask), dtype=self.float_type, device=mask.device)
+        for rows in microbatches(sequences, self.microbatch_tokens):
+            part = sequences.select(rows)
+            raw = self(part)
+            values[rows, : part.width] = raw[:, :-1]
+            final_values[rows] = raw.gather(1, part.response_lengths[:, None]).squeeze(1)
+        return torch.where(mask, values, 0.0), final_values

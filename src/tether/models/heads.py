@@ -1,0 +1,58 @@
+"""Functions over hidden states: log-probs, entropies, values.
+
+Logits are made in chunks and, under autograd, made again in the backward pass, so a tensor of
+rows x length x vocabulary is never stored. Only cells that the mask asks for are computed.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_LOGITS = 2**24  # numbers in one chunk of logits: 64 MiB in float32
+
+Head = Callable[[Float[Tensor, "cells width"]], Float[Tensor, "cells vocabulary"]]
+
+
+def log_softmax(
+    head: Head, states: Float[Tensor, "cells width"], temperature: float
+) -> Float[Tensor, "cells vocabulary"]:
+    """Tempered log-probs over the vocabulary, in float32 at least; made only here."""
+    logits = head(states)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def token_log_probs_and_entropies(
+    head: Head,
+    states: Float[Tensor, "rows response width"],
+    ids: Int[Tensor, "rows response"],
+    mask: Bool[Tensor, "rows response"],
+    temperature: float,
+    vocabulary: int,
+) -> tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"]]:
+    """log pi(id) and the exact entropy -sum p log p of each True cell; 0 elsewhere."""
+
+    def of_cells(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = log_softmax(head, states, temperature)
+        entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
+        return log_probs.gather(1, ids[:, None]).squeeze(1), entropies
+
+    cells_states, cells_ids = states[mask], ids[mask]
+    size = max(1, CHUNK_LOGITS // vocabulary)
+    chunks = list(zip(cells_states.split(size), cells_ids.split(size), strict=True))
+    recompute = torch.is_grad_enabled() and len(chunks) > 1
+    parts = [
+        checkpoint(of_cells, *chunk, use_reentrant=False) if recompute else of_cells(*chunk)
+        for chunk in chunks
+    ]
+    log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+    return _scatter(log_probs, mask), _scatter(entropies, mask)
+
+
+def _scatter(
+    cells: Float[Tensor, " cells"], mask: Bool[Tensor, "rows response"]
+) -> Float[Tensor, "rows response"]:
+    return cells.new_zeros(mask.shape).masked_scatter(mask, cells)

@@ -1,0 +1,36 @@
+"""The child process in which a reward runs: rows in and verdicts out as JSON lines.
+
+`python -m tether.rewards.child KIND IN OUT` reads rows from file descriptor IN and answers each on
+OUT with {"score": number or null} or {"error": sentence}. The function's own prints go nowhere
+near that pipe. It imports no torch, so it starts in a blink and holds little memory.
+"""
+
+import json
+import os
+import sys
+
+from tether.errors import UserError
+from tether.rewards.function import call_reward, load_reward
+
+
+def main(kind: str, rows_fd: int, verdicts_fd: int) -> None:
+    with os.fdopen(rows_fd, encoding="utf-8") as rows, os.fdopen(verdicts_fd, "w") as verdicts:
+
+        def answer(verdict: dict) -> None:
+            verdicts.write(json.dumps(verdict) + "\n")
+            verdicts.flush()
+
+        try:
+            function = load_reward(kind)
+        except UserError as error:
+            return answer({"refused": str(error)})
+        answer({"ready": True})
+        for line in rows:
+            try:
+                answer({"score": call_reward(function, json.loads(line))})
+            except Exception as error:  # a reward may raise anything; the parent names the row
+                answer({"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,147 @@
+"""Scorers: a reward function applied to the rows of a rollout, and what went wrong for each."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tether.errors import UserError
+from tether.rewards.function import Reward, call_reward
+
+STARTUP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row's score, or why there is none. A reward that returns None has no opinion: that is
+    no failure of the function, but the row cannot be trained on either."""
+
+    score: float | None
+    problem: str | None = None
+
+
+class Scorer(Protocol):
+    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]: ...
+
+    def close(self) -> None: ...
+
+
+class InProcessScorer:
+    """For functions that exist only in this process (notebooks, closures). No time limit."""
+
+    def __init__(self, function: Reward) -> None:
+        self.function = function
+
+    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+        return [self._score_row(row) for row in rows]
+
+    def _score_row(self, row: Mapping[str, Any]) -> Verdict:
+        try:
+            score = call_reward(self.function, row)
+        except Exception as error:  # a reward may raise anything; the row is named in an event
+            return Verdict(None, f"{type(error).__name__}: {error}")
+        return Verdict(score, None if score is not None else "the reward returned None")
+
+    def close(self) -> None:
+        pass
+
+
+class ChildScorer:
+    """One long-lived child; when a row hangs it or kills it, a new child goes on after that row."""
+
+    def __init__(self, kind: str, timeout_seconds: float) -> None:
+        self.kind = kind
+        self.timeout_seconds = timeout_seconds
+        self.child: _Child | None = None
+
+    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(rows):
+            self.child = self.child or _Child(self.kind)
+            self.child.send(lines[len(verdicts) :])
+            verdicts += self._collect(len(rows) - len(verdicts))
+        return verdicts
+
+    def _collect(self, expected: int) -> list[Verdict]:
+        """Verdicts until all are there, or up to and with the row that ended the child."""
+        verdicts: list[Verdict] = []
+        while len(verdicts) < expected:
+            answer = self.child.receive(self.timeout_seconds)
+            if isinstance(answer, str):
+                self.close()
+                return [*verdicts, Verdict(None, answer)]
+            problem = answer.get("error")
+            if problem is None and answer["score"] is None:
+                problem = "the reward returned None"
+            verdicts.append(Verdict(answer.get("score"), problem))
+        return verdicts
+
+    def close(self) -> None:
+        if self.child is not None:
+            self.child.kill()
+            self.child = None
+
+
+class _Child:
+    def __init__(self, kind: str) -> None:
+        rows_out, rows_in = os.pipe()
+        verdicts_out, verdicts_in = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tether.rewards.child", kind, str(rows_out), str(verdicts_in)],
+            pass_fds=(rows_out, verdicts_in),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a group of its own, so that what it forks dies with it
+        )
+        os.close(rows_out)
+        os.close(verdicts_in)
+        self.rows = os.fdopen(rows_in, "w", encoding="utf-8")
+        self.verdicts_fd = verdicts_out
+        self.buffer = b""
+        answer = self.receive(STARTUP_SECONDS)
+        if isinstance(answer, str) or "refused" in answer:
+            self.kill()
+            raise UserError(answer if isinstance(answer, str) else answer["refused"])
+
+    def send(self, lines: list[str]) -> None:
+        """From a thread, as both pipes could fill up and each side wait for the other."""
+
+        def write() -> None:
+            # If the child has died meanwhile, `receive` says so.
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                self.rows.write("".join(f"{line}\n" for line in lines))
+                self.rows.flush()
+
+        threading.Thread(target=write, daemon=True).start()
+
+    def receive(self, seconds: float) -> dict[str, Any] | str:
+        """The next answer, or a sentence about why there is none."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self.buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.verdicts_fd], [], [], left)[0]:
+                return f"the reward took longer than {seconds:g} s (reward.timeout_seconds)"
+            chunk = os.read(self.verdicts_fd, 1 << 16)
+            if not chunk:
+                return f"the reward's process ended with code {self.process.wait()}"
+            self.buffer += chunk
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return json.loads(line)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.verdicts_fd)
+        with contextlib.suppress(BrokenPipeError):
+            self.rows.close()

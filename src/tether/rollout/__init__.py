@@ -1,0 +1,1 @@
+"""Sampling: the Sampler and Episode protocols, and the sampler that runs in this process."""

@@ -1,0 +1,64 @@
+"""What a sampler runs: an episode answers each stop of the policy."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tether.types import Prompts, Rollout
+
+
+@dataclass(frozen=True)
+class Observe:
+    """Tokens of the environment that the policy reads next; they are not in its loss."""
+
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The episode is over."""
+
+
+class Episode(Protocol):
+    prompt_ids: list[int]
+
+    def answer(self, turn_ids: list[int]) -> Observe | Done:
+        """Called when the policy stops, with the tokens it sampled since it last began."""
+        ...
+
+
+@dataclass(frozen=True)
+class SingleTurn:
+    """A prompt and one response to it."""
+
+    prompt_ids: list[int]
+
+    def answer(self, turn_ids: list[int]) -> Observe | Done:
+        return Done()
+
+
+def single_turns(prompts: Prompts) -> list[SingleTurn]:
+    return [SingleTurn(ids) for ids in prompts.ids]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How tokens are chosen: sampled with numbers computed from this key."""
+
+    seed: int
+    purpose: str
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The likeliest token, always."""
+
+
+class Sampler(Protocol):
+    def sync(self, weights: object, version: int) -> None:
+        """Take the policy's weights as of this iteration."""
+        ...
+
+    def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
+        """Every episode to its end; row i of the rollout is episode i."""
+        ...

@@ -1,0 +1,50 @@
+"""Where runs lie, and the names of the files in one."""
+
+import shutil
+from pathlib import Path
+
+from tether.errors import UserError
+
+SCHEMA = 1
+RUNS = Path("runs")
+
+CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+TIMINGS = "timings.jsonl"
+EVALS = "evals.jsonl"
+EVENTS = "events.jsonl"
+ROLLOUTS = "rollouts"
+CHECKPOINTS = "checkpoints"
+LATEST = "LATEST"
+
+
+def create_run_directory(directory: Path | None, name: str, overwrite: bool) -> Path:
+    """A new directory: the one asked for, or the next free runs/NAME-001, -002, …"""
+    if directory is None:
+        return _next_free(name)
+    if overwrite and directory.exists():
+        if any(directory.iterdir()) and not (directory / CONFIG).is_file():
+            raise UserError(f"run.overwrite: {directory} holds no run, so it is not removed.")
+        shutil.rmtree(directory)
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(
+            f"run.dir {directory} exists; choose another, or replace it by --run.overwrite true."
+        ) from None
+    except OSError as error:
+        raise UserError(f"run.dir {directory} cannot be made: {error.strerror}.") from None
+    return directory
+
+
+def _next_free(name: str) -> Path:
+    for number in range(1, 10_000):
+        directory = RUNS / f"{name}-{number:03d}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{directory} cannot be made: {error.strerror}; set run.dir.") from None
+        return directory
+    raise UserError(f"runs/ holds 9999 runs named {name!r}; set run.name or run.dir.")

@@ -1,0 +1,76 @@
+"""Metrics that know how they add up: a mean, a sum, a maximum, or a plain number.
+
+They hold tensors until the end of an iteration, so that measuring never waits for a device.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+Number = float | int | Tensor
+
+
+@dataclass(frozen=True)
+class Mean:
+    """total / count; a mean over tokens adds token counts, so long rows weigh as they should."""
+
+    total: Number
+    count: Number
+
+    def merge(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.count + other.count)
+
+    def value(self) -> float:
+        return float(self.total) / max(float(self.count), 1.0)
+
+
+@dataclass(frozen=True)
+class Sum:
+    total: Number
+
+    def merge(self, other: "Sum") -> "Sum":
+        return Sum(self.total + other.total)
+
+    def value(self) -> float:
+        return float(self.total)
+
+
+@dataclass(frozen=True)
+class Max:
+    top: Number
+
+    def merge(self, other: "Max") -> "Max":
+        return Max(max(float(self.top), float(other.top)))
+
+    def value(self) -> float:
+        return float(self.top)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A number that is simply so at the end of the iteration, such as a learning rate."""
+
+    now: Number
+
+    def merge(self, other: "Level") -> "Level":
+        return other
+
+    def value(self) -> float:
+        return float(self.now)
+
+
+Metric = Mean | Sum | Max | Level
+
+
+@dataclass
+class Meter:
+    """Named metrics under collection."""
+
+    metrics: dict[str, Metric] = field(default_factory=dict)
+
+    def record(self, name: str, metric: Metric) -> None:
+        known = self.metrics.get(name)
+        self.metrics[name] = metric if known is None else known.merge(metric)
+
+    def values(self) -> dict[str, float]:
+        return {name: metric.value() for name, metric in self.metrics.items()}

@@ -1,0 +1,34 @@
+"""Reading runs back, also while they are being written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tether.errors import UserError
+from tether.run.directory import CHECKPOINTS, CONFIG, LATEST
+
+
+def is_run(directory: Path) -> bool:
+    return (directory / CONFIG).is_file()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSON-lines file; a half-written last one is left out."""
+    if not path.is_file():
+        return []
+    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
+
+
+def latest_checkpoint(run: Path) -> Path:
+    pointer = run / CHECKPOINTS / LATEST
+    if not pointer.is_file():
+        raise UserError(f"{run} has no checkpoint yet.")
+    return run / CHECKPOINTS / pointer.read_text(encoding="utf-8").strip()
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Runs directly inside a folder, by name."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if is_run(path))

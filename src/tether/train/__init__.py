@@ -1,0 +1,1 @@
+"""One iteration, the updates inside it, the loop around it."""

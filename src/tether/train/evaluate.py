@@ -1,0 +1,84 @@
+"""How good is the policy on prompts it was not trained on? Greedy and sampled, with intervals."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tether.algo.kl import k1
+from tether.config import Config
+from tether.data.collate import join
+from tether.rollout.episode import Draw, Greedy, single_turns
+from tether.train.roles import Roles
+from tether.train.scoring import score_rollout
+from tether.types import Prompts, Scores
+
+Z95 = 1.959964  # the standard normal's 97.5% point
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean score with its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    binary: bool  # every score was 0 or 1, so the mean is a share
+
+    def apart_from(self, other: "Estimate") -> bool:
+        return self.low > other.high or other.low > self.high
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    iteration: int
+    greedy: Estimate
+    sampled: Estimate
+    kl: float  # mean KL to the reference of a sampled response, in nats
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate(iteration: int, prompts: Prompts, roles: Roles, config: Config) -> Evaluation:
+    """One greedy and one sampled response a prompt; the draws are the same at every evaluation."""
+    roles.sampler.sync(roles.actor.model, iteration)
+    episodes = single_turns(prompts)
+    greedy = roles.sampler.run(episodes, Greedy())
+    sampled = roles.sampler.run(episodes, Draw(config.seed, "evaluate", 0))
+    sequences, mask = join(sampled), sampled.response_mask
+    kl = k1(
+        roles.actor.log_probs(sequences, mask), roles.reference.log_probs(sequences, mask), mask
+    )
+    greedy_scores, _ = score_rollout(prompts, greedy, roles, config)
+    sampled_scores, _ = score_rollout(prompts, sampled, roles, config)
+    return Evaluation(
+        iteration=iteration,
+        greedy=estimate(greedy_scores),
+        sampled=estimate(sampled_scores),
+        kl=float(kl.sum() / len(prompts)),
+    )
+
+
+def estimate(scores: Scores) -> Estimate:
+    """Wilson's interval for scores of 0 and 1, the normal one for others."""
+    values = scores.values[scores.usable].double()
+    count = len(values)
+    if count == 0:
+        return Estimate(0.0, 0.0, 0.0, count=0, binary=False)
+    mean = float(values.mean())
+    binary = bool(((values == 0) | (values == 1)).all())
+    if binary:
+        low, high = wilson(mean, count)
+    else:
+        half = Z95 * float(values.std()) / math.sqrt(count) if count > 1 else math.inf
+        low, high = mean - half, mean + half
+    return Estimate(mean, low, high, count, binary)
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's score interval of a share; unlike the normal one it stays inside 0 and 1."""
+    scale = 1 + Z95**2 / count
+    centre = share + Z95**2 / (2 * count)
+    half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2))
+    return (centre - half) / scale, (centre + half) / scale

@@ -1,0 +1,100 @@
+"""The loop around the iterations: when to evaluate, what to write, how to stop."""
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tether.algo.controllers import adaptive_beta
+from tether.config import Config, KlInRewardSection
+from tether.run.writer import RunWriter
+from tether.train.checkpoint import save_checkpoint
+from tether.train.evaluate import Evaluation, evaluate
+from tether.train.interrupt import Interrupt
+from tether.train.iteration import run_iteration
+from tether.train.optimizer import schedule_factor
+from tether.train.outcome import Outcome
+from tether.train.roles import Roles
+from tether.train.scoring import response_texts
+from tether.train.selfcheck import check_start
+from tether.train.watch import Watcher
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `before` and `after` are None without held-out prompts."""
+
+    run: Path
+    iterations_done: int
+    before: Evaluation | None
+    after: Evaluation | None
+    train_seconds: float
+    interrupted: signal.Signals | None
+
+
+def run_loop(config: Config, roles: Roles, writer: RunWriter, watch: Watcher) -> Result:
+    watch.started(writer.directory, config.train.iterations)
+    watch.checked(check_start(roles, config))
+    before = _evaluate(0, config, roles, writer, watch)
+
+    beta, done, train_seconds = config.kl.in_reward.coef, 0, 0.0
+    after = before
+    with Interrupt() as interrupt:
+        while done < config.train.iterations and interrupt.signal is None:
+            began = time.perf_counter()
+            _set_learning_rates(done, config, roles)
+            outcome = run_iteration(done, beta, roles, config)
+            metrics = _write(outcome, config, roles, writer, watch)
+            beta = next_beta(beta, metrics, int(outcome.scores.usable.sum()), config.kl.in_reward)
+            done += 1
+            train_seconds += time.perf_counter() - began
+
+            last = done == config.train.iterations
+            if last or _due(done, config.train.eval_every):
+                after = _evaluate(done, config, roles, writer, watch)
+            if last or interrupt.signal or _due(done, config.train.checkpoint_every):
+                save_checkpoint(writer.directory, done, beta, roles, config.train.keep_last)
+    return Result(writer.directory, done, before, after, train_seconds, interrupt.signal)
+
+
+def next_beta(beta: float, metrics: dict[str, float], rows: int, kl: KlInRewardSection) -> float:
+    if kl.controller == "fixed":
+        return beta
+    return adaptive_beta(beta, metrics[f"kl/{kl.unit}_mean"], kl.target, rows, kl.horizon)
+
+
+def _write(
+    outcome: Outcome, config: Config, roles: Roles, writer: RunWriter, watch: Watcher
+) -> dict[str, float]:
+    metrics = outcome.metrics()
+    texts = response_texts(outcome.rollout, roles.vocabulary)
+    if _due(outcome.iteration, config.run.rollouts_every):
+        rows = outcome.rollout_rows(texts, config.run.rollouts_rows)
+        writer.rollouts(outcome.iteration, rows)
+    writer.iteration(outcome.iteration, metrics, outcome.timings())
+    writer.events(outcome.iteration, outcome.events)
+    watch.iterated(outcome, metrics, texts)
+    return metrics
+
+
+def _evaluate(
+    done: int, config: Config, roles: Roles, writer: RunWriter, watch: Watcher
+) -> Evaluation | None:
+    if roles.heldout_prompts is None:
+        return None
+    prompts = roles.heldout_prompts.first(config.train.eval_prompts)
+    watch.evaluating(len(prompts))
+    evaluation = evaluate(done, prompts, roles, config)
+    writer.evaluation(evaluation.record())
+    watch.evaluated(evaluation)
+    return evaluation
+
+
+def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:
+    factor = schedule_factor(config.actor.schedule, iteration, config.train.iterations)
+    roles.actor_optimizer.set_factor(factor)
+    roles.critic_optimizer.set_factor(factor)
+
+
+def _due(iteration: int, every: int) -> bool:
+    return every > 0 and iteration % every == 0

@@ -1,0 +1,42 @@
+"""Adam with gradient clipping, and the learning-rate schedule."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
+    """What the learning rate is multiplied by in this iteration."""
+    progress = iteration / iterations
+    match schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+    raise ValueError(f"unknown schedule {schedule!r}")
+
+
+class Optimizer:
+    """A step that is clipped, and dropped whole when the gradient is not finite."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, max_grad_norm: float) -> None:
+        self.parameters = list(parameters)
+        self.lr = lr
+        self.max_grad_norm = max_grad_norm
+        self.adam = torch.optim.AdamW(self.parameters, lr=lr, weight_decay=0.0, fused=True)
+
+    def set_factor(self, factor: float) -> None:
+        for group in self.adam.param_groups:
+            group["lr"] = self.lr * factor
+
+    def step(self) -> Tensor:
+        """Apply the gradients and clear them; the norm before clipping, finite or not."""
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        if bool(norm.isfinite()):
+            self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        return norm

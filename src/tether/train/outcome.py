@@ -1,0 +1,134 @@
+"""What one iteration produced, and its numbers for the run directory."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tether.algo.masked import explained_variance, masked_sum
+from tether.run.events import Event
+from tether.run.metrics import Level, Max, Mean, Meter
+from tether.run.writer import shortest_floats
+from tether.train.updates.policy import PolicyReport
+from tether.train.updates.report import Report
+from tether.types import Experience, Moments, Prompts, Rollout, Scores
+
+
+@dataclass
+class Clock:
+    """Seconds of each stage, by name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = now - self.last
+        self.last = now
+
+
+@dataclass(frozen=True)
+class Outcome:
+    iteration: int
+    beta: float
+    prompts: Prompts
+    rollout: Rollout
+    scores: Scores
+    experience: Experience
+    moments: Moments
+    actor: PolicyReport
+    critic: Report
+    events: list[Event]
+    seconds: Mapping[str, float]
+
+    def metrics(self) -> dict[str, float]:
+        """The deterministic numbers of this iteration, in data-flow order."""
+        e, usable = self.experience, self.scores.usable
+        mask, tokens, rows = e.response_mask, e.response_mask.sum(), usable.sum()
+        scores = self.scores.values
+        differences = (e.old_log_probs - self.rollout.rollout_log_probs).abs()
+        ended = sum(reason == "eos" for reason in self.rollout.finish_reasons)
+
+        meter = Meter()
+        meter.record("score/mean", Mean(scores.sum(), rows))
+        meter.record("score/std", Level(scores[usable].std() if rows > 1 else 0.0))
+        meter.record("response/length_mean", Mean(mask.sum(), rows))
+        meter.record("response/eos_rate", Mean(ended, len(usable)))
+        meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
+        meter.record("kl/token_mean", Mean(e.kl.sum(), tokens))
+        meter.record("kl/sequence_mean", Mean(e.kl.sum(), rows))
+        meter.record("kl/coef", Level(self.beta))
+        meter.record("reward/mean", Mean(e.token_level_rewards.sum(), rows))
+        meter.record("advantage/mean", Level(self.moments.mean))
+        meter.record("advantage/std", Level(self.moments.variance.sqrt()))
+        meter.record("value/mean", Mean(masked_sum(e.values, mask), tokens))
+        meter.record(
+            "critic/explained_variance", Level(explained_variance(e.values, e.returns, mask))
+        )
+        return {**meter.values(), **self.critic.meter.values(), **self.actor.meter.values()}
+
+    def timings(self) -> dict[str, float]:
+        total = sum(self.seconds.values())
+        tokens = int(self.rollout.response_lengths.sum())
+        return {
+            **{f"time/{stage}": seconds for stage, seconds in self.seconds.items()},
+            "time/iteration": total,
+            "throughput/tokens_per_second": tokens / total,
+        }
+
+    def rollout_rows(self, texts: list[str], max_rows: int) -> list[dict[str, Any]]:
+        """At most `max_rows` rows, evenly spaced, with a list a token for every tensor."""
+        e, rollout = self.experience, self.rollout
+        count = len(texts)
+        kept = (
+            sorted({i * count // max_rows for i in range(max_rows)})
+            if count > max_rows
+            else range(count)
+        )
+        per_token = {
+            "rollout_log_probs": rollout.rollout_log_probs,
+            "old_log_probs": e.old_log_probs,
+            "ref_log_probs": e.ref_log_probs,
+            "new_log_probs": self.actor.new_log_probs,
+            "kl": e.kl,
+            "values": e.values,
+            "token_level_scores": e.token_level_scores,
+            "token_level_rewards": e.token_level_rewards,
+            "advantages": e.advantages,
+            "returns": e.returns,
+            "policy_advantages": e.policy_advantages,
+        }
+        whitening = {
+            "mean": shortest_floats(self.moments.mean[None])[0],
+            "variance": shortest_floats(self.moments.variance[None])[0],
+            "count": int(self.moments.count),
+        }
+        rows = []
+        for row in kept:
+            length = int(rollout.response_lengths[row])
+            prompt_start = rollout.prompt_ids.shape[1] - int(rollout.prompt_lengths[row])
+            rows.append(
+                {
+                    "iteration": self.iteration,
+                    "row": row,
+                    "data_line": self.prompts.positions[row] + 1,
+                    "prompt": self.prompts.texts[row],
+                    "response": texts[row],
+                    "finish_reason": rollout.finish_reasons[row],
+                    "score": _score(self.scores, row),
+                    "beta": self.beta,
+                    "whitening": whitening,
+                    "final_value": shortest_floats(e.final_values[row : row + 1])[0],
+                    "prompt_ids": rollout.prompt_ids[row, prompt_start:].tolist(),
+                    "response_ids": rollout.response_ids[row, :length].tolist(),
+                    "response_mask": rollout.response_mask[row, :length].tolist(),
+                    **{k: shortest_floats(v[row, :length]) for k, v in per_token.items()},
+                }
+            )
+        return rows
+
+
+def _score(scores: Scores, row: int) -> float | None:
+    return shortest_floats(scores.values[row : row + 1])[0] if scores.usable[row] else None

@@ -1,0 +1,136 @@
+"""What a run will do and take, worked out before it starts."""
+
+import math
+from dataclasses import dataclass
+
+from tether.config import Config
+from tether.train.roles import Roles
+
+
+@dataclass(frozen=True)
+class Plan:
+    config: Config
+    train_prompts: int
+    heldout_prompts: int
+    longest_prompt: int
+    actor_parameters: int
+    critic_parameters: int
+    reference_parameters: int
+    bytes_a_number: int
+    hidden_size: int
+    layers: int
+    vocabulary: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Weights, gradients and two Adam moments of actor and critic; the reference's weights."""
+        trained = self.actor_parameters + self.critic_parameters
+        return (4 * trained + self.reference_parameters) * self.bytes_a_number
+
+    @property
+    def activation_bytes(self) -> int:
+        """One microbatch's activations: some 34 numbers of width a layer and token, and logits."""
+        tokens = min(self.config.actor.microbatch_tokens, self.config.rows * self.longest_row)
+        a_token = 34 * self.hidden_size * self.layers + 3 * self.vocabulary
+        return tokens * a_token * self.bytes_a_number
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return (self.actor_parameters + self.critic_parameters) * self.bytes_a_number
+
+    @property
+    def disk_bytes(self) -> int:
+        return (self.config.train.keep_last + 1) * self.checkpoint_bytes
+
+    @property
+    def longest_row(self) -> int:
+        return self.longest_prompt + self.config.rollout.max_response_tokens
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """What, how much, and the arithmetic behind it."""
+        c = self.config
+        prompts, samples, longest = (
+            c.rollout.prompts,
+            c.rollout.samples_per_prompt,
+            c.rollout.max_response_tokens,
+        )
+        evaluated = min(self.heldout_prompts, c.train.eval_prompts)
+        passes = c.train.iterations * prompts / self.train_prompts
+        tokens = c.train.iterations * c.rows * longest
+        trained = f"actor; critic {_si(self.critic_parameters)}"
+        checkpoint = _bytes(self.checkpoint_bytes)
+        return [
+            ("rows an iteration", f"{c.rows}", f"{prompts} prompts x {samples} samples"),
+            ("actor steps an iteration", *_steps(c.rows, c.actor.minibatch_rows, c.actor.epochs)),
+            (
+                "critic steps an iteration",
+                *_steps(c.rows, c.critic.minibatch_rows, c.critic.epochs),
+            ),
+            (
+                "iterations",
+                f"{c.train.iterations}",
+                f"{passes:.1f} passes over {self.train_prompts} prompts",
+            ),
+            ("response tokens", _si(tokens), f"at most: {longest} a row"),
+            (
+                "longest row",
+                f"{self.longest_row}",
+                f"{self.longest_prompt} prompt + {longest} response",
+            ),
+            ("held-out prompts", f"{evaluated}", f"of {self.heldout_prompts}"),
+            (
+                "parameters",
+                _si(self.actor_parameters),
+                f"{trained}, reference {_si(self.reference_parameters)}",
+            ),
+            ("memory for state", _bytes(self.state_bytes), "4 x (actor + critic) + reference"),
+            ("memory for activations", _bytes(self.activation_bytes), "one microbatch, estimated"),
+            (
+                "disk for checkpoints",
+                _bytes(self.disk_bytes),
+                f"{c.train.keep_last} kept and one being written, {checkpoint} each",
+            ),
+        ]
+
+
+def make_plan(config: Config, roles: Roles) -> Plan:
+    model = roles.actor.model
+    return Plan(
+        config=config,
+        train_prompts=len(roles.train_prompts),
+        heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
+        longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
+        actor_parameters=_count(model),
+        critic_parameters=_count(roles.critic),
+        reference_parameters=_count(roles.reference.model),
+        bytes_a_number=model.dtype.itemsize,
+        hidden_size=model.config.hidden_size,
+        layers=model.config.num_hidden_layers,
+        vocabulary=model.config.vocab_size,
+    )
+
+
+def _steps(rows: int, minibatch_rows: int, epochs: int) -> tuple[str, str]:
+    minibatches = math.ceil(rows / minibatch_rows)
+    return (
+        str(epochs * minibatches),
+        f"{epochs} epochs x {minibatches} minibatches of {minibatch_rows} rows",
+    )
+
+
+def _count(module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _si(number: float) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.2f}{letter}"
+    return f"{number:g}"
+
+
+def _bytes(number: float) -> str:
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number / 2**10:.0f} KiB"

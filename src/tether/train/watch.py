@@ -1,0 +1,18 @@
+"""What a run tells whoever watches it; this watcher is silent, a display overrides it."""
+
+from pathlib import Path
+
+from tether.train.evaluate import Evaluation
+from tether.train.outcome import Outcome
+
+
+class Watcher:
+    def started(self, run: Path, iterations: int) -> None: ...
+
+    def checked(self, findings: str) -> None: ...
+
+    def evaluating(self, prompts: int) -> None: ...
+
+    def evaluated(self, evaluation: Evaluation) -> None: ...
+
+    def iterated(self, outcome: Outcome, metrics: dict[str, float], texts: list[str]) -> None: ...

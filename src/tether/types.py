@@ -1,0 +1,158 @@
+"""The stages of one iteration as frozen dataclasses: Prompts → Rollout → Experience → Minibatch.
+
+Shapes
+    rows       sampled responses of one iteration: prompts x samples_per_prompt
+    prompt     the longest prompt, left-padded
+    response   the longest response, right-padded
+    length     prompt and response joined without a gap, right-padded
+
+Column t of every rows x response tensor is about `response_ids[:, t]`. Masks are True where a
+cell counts and come from lengths, never from comparing ids. Masked cells hold 0.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+FinishReason = Literal["eos", "length"]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as text and ids, and the other columns of their data rows for the reward."""
+
+    texts: list[str]
+    ids: list[list[int]]
+    columns: list[dict[str, Any]]
+    positions: list[int]  # line in the data file, from 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def repeat(self, samples: int) -> "Prompts":
+        """Each prompt `samples` times, its copies side by side: from prompts to rows."""
+        return Prompts(
+            **{
+                f.name: [x for x in getattr(self, f.name) for _ in range(samples)]
+                for f in fields(self)
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What the sampler returned. Ids are as sampled: never edited, never re-tokenised."""
+
+    prompt_ids: Int[Tensor, "rows prompt"]
+    prompt_lengths: Int[Tensor, " rows"]
+    response_ids: Int[Tensor, "rows response"]
+    response_lengths: Int[Tensor, " rows"]  # sampled tokens and tool output
+    response_mask: Bool[Tensor, "rows response"]  # True = sampled by the policy, EOS included
+    rollout_log_probs: Float[Tensor, "rows response"]
+    finish_reasons: tuple[FinishReason, ...]
+
+    @property
+    def truncated(self) -> Bool[Tensor, " rows"]:
+        flags = [reason == "length" for reason in self.finish_reasons]
+        return torch.tensor(flags, dtype=torch.bool, device=self.response_ids.device)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompt and response joined, right-padded: what every training forward reads.
+
+    Padding stands only after the last token, so a causal model cannot see it: no attention mask
+    is needed, positions count from 0, and no log-prob changes with the width of the batch.
+    """
+
+    ids: Int[Tensor, "rows length"]
+    prompt_lengths: Int[Tensor, " rows"]
+    response_lengths: Int[Tensor, " rows"]
+
+    @property
+    def width(self) -> int:
+        """Columns of the response tensors that belong to these rows."""
+        return int(self.response_lengths.max())
+
+    @property
+    def response_ids(self) -> Int[Tensor, "rows response"]:
+        columns = torch.arange(self.width, device=self.ids.device)
+        source = (self.prompt_lengths[:, None] + columns).clamp(max=self.ids.shape[1] - 1)
+        return self.ids.gather(1, source)
+
+    def select(self, rows: Int[Tensor, " some"]) -> "Sequences":
+        """These rows, cut to the longest of them."""
+        prompt_lengths, response_lengths = self.prompt_lengths[rows], self.response_lengths[rows]
+        length = int((prompt_lengths + response_lengths).max())
+        return Sequences(self.ids[rows, :length], prompt_lengths, response_lengths)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the reward gave each response; `usable` is False where it gave nothing usable."""
+
+    values: Float[Tensor, " rows"]  # 0 where not usable
+    usable: Bool[Tensor, " rows"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and unbiased variance over the True cells of all rows, as whitening used them."""
+
+    mean: Float[Tensor, ""]
+    variance: Float[Tensor, ""]
+    count: Int[Tensor, ""]
+
+
+@dataclass(frozen=True)
+class Experience:
+    """One iteration's rows with everything the updates need."""
+
+    sequences: Sequences
+    response_mask: Bool[Tensor, "rows response"]  # the rollout's, without unscorable rows
+    old_log_probs: Float[Tensor, "rows response"]
+    ref_log_probs: Float[Tensor, "rows response"]
+    kl: Float[Tensor, "rows response"]  # k1 of old against reference
+    values: Float[Tensor, "rows response"]
+    final_values: Float[Tensor, " rows"]
+    token_level_scores: Float[Tensor, "rows response"]
+    token_level_rewards: Float[Tensor, "rows response"]
+    advantages: Float[Tensor, "rows response"]
+    returns: Float[Tensor, "rows response"]
+    policy_advantages: Float[Tensor, "rows response"]
+
+    def __len__(self) -> int:
+        return self.response_mask.shape[0]
+
+    def minibatch(self, rows: Int[Tensor, " some"]) -> "Minibatch":
+        sequences = self.sequences.select(rows)
+        return Minibatch(
+            sequences=sequences,
+            **{name: getattr(self, name)[rows, : sequences.width] for name in PER_TOKEN},
+        )
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The rows of one optimizer step, or of one microbatch of it."""
+
+    sequences: Sequences
+    response_mask: Bool[Tensor, "rows response"]
+    old_log_probs: Float[Tensor, "rows response"]
+    values: Float[Tensor, "rows response"]
+    returns: Float[Tensor, "rows response"]
+    policy_advantages: Float[Tensor, "rows response"]
+
+    def __len__(self) -> int:
+        return self.response_mask.shape[0]
+
+    def select(self, rows: Int[Tensor, " some"]) -> "Minibatch":
+        sequences = self.sequences.select(rows)
+        tensors = {name: getattr(self, name)[rows, : sequences.width] for name in PER_TOKEN}
+        return replace(self, sequences=sequences, **tensors)
+
+
+PER_TOKEN = tuple(f.name for f in fields(Minibatch) if f.name != "sequences")

@@ -1,0 +1,100 @@
+"""Shapes are checked at run time in every test; tiny models are built once a session."""
+
+import json
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from jaxtyping import install_import_hook
+
+with install_import_hook("tether", "beartype.beartype"):
+    import tether.api
+    import tether.types
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SPECIAL = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"]
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, and the four special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(alphabet + SPECIAL)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>"
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def tiny_llama(vocabulary: int, eos_id: int, seed: int = 0) -> LlamaForCausalLM:
+    """Random weights large enough that log-probs differ clearly from token to token."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        eos_token_id=eos_id,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory, byte_tokenizer) -> str:
+    """A random two-layer Llama with a byte tokenizer, as a Hugging Face directory."""
+    directory = tmp_path_factory.mktemp("tiny-model")
+    tiny_llama(len(byte_tokenizer), byte_tokenizer.eos_token_id).save_pretrained(directory)
+    byte_tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    rows = [{"prompt": f"{a}+{b}=?", "answer": str(a + b)} for a in range(6) for b in (1, 22, 333)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def tiny_config(tiny_model_dir, tiny_data, tmp_path) -> dict:
+    """A run of two short iterations; a test changes what it is about."""
+    return {
+        "threads": 1,
+        "run": {"dir": str(tmp_path / "run"), "rollouts_every": 1},
+        "model": {"actor": tiny_model_dir},
+        "data": {"train": tiny_data, "heldout": tiny_data},
+        "rollout": {"prompts": 6, "samples_per_prompt": 2, "max_response_tokens": 8},
+        "reward": {"kind": "exact_answer"},
+        "actor": {"lr": 1e-3, "epochs": 2, "minibatch_rows": 5},
+        "critic": {"lr": 1e-3, "epochs": 2, "minibatch_rows": 5},
+        "train": {"iterations": 2},
+    }
+
+
+__all__ = ["tether"]
