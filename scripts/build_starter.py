@@ -100,7 +100,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def draw_sft_problems(rng: random.Random) -> list[Problem]:
-    stream = draw_problems(rng, "train", lambda a, b: not carries(a, b) or rng.random() < CARRY_SHARE)
+    stream = draw_problems(
+        rng, "train", lambda a, b: not carries(a, b) or rng.random() < CARRY_SHARE
+    )
     return [next(stream) for _ in range(NUM_SFT_PROBLEMS)]
 
 
@@ -141,14 +143,18 @@ def count_correct(
 
 def write_jsonl(path: Path, problems: list[Problem]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps({"prompt": p.prompt, "answer": p.answer}, ensure_ascii=False) for p in problems)
+    lines = (
+        json.dumps({"prompt": p.prompt, "answer": p.answer}, ensure_ascii=False) for p in problems
+    )
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=ASSETS, help="where starter/ and arithmetic/ go")
+    parser.add_argument(
+        "--out", type=Path, default=ASSETS, help="where starter/ and arithmetic/ go"
+    )
     args = parser.parse_args()
 
     rng = random.Random(args.seed)

@@ -19,5 +19,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tether' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "train":
+        return import_module("tether.train")  # the room, which answers a call
     room = "tether.config" if name in ("Config", "load_config") else "tether.api"
     return getattr(import_module(room), name)

@@ -19,7 +19,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def uniform(seed: int, purpose: str, *words: Word) -> Float[Tensor, "..."]:
     """float64 in [0, 1), one for each element of the broadcast words."""
-    return torch.from_numpy(np.asarray(_hash(seed, purpose, *words) >> np.uint64(11)) * 2.0**-53)
+    return torch.from_numpy((_hash(seed, purpose, *words) >> np.uint64(11)) * 2.0**-53)
 
 
 def permutation(size: int, seed: int, purpose: str, *words: int) -> Int[Tensor, " size"]:
@@ -31,10 +31,9 @@ def permutation(size: int, seed: int, purpose: str, *words: int) -> Int[Tensor, 
 def _hash(seed: int, purpose: str, *words: Word) -> np.ndarray:
     """64 well-mixed bits from all words, each mixed in by the finaliser of SplitMix64."""
     tag = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
-    state = np.zeros((), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for word in (seed, tag, *words):
-            state = _finalise((state ^ np.asarray(word).astype(np.uint64)) + GOLDEN)
+    state = np.zeros(1, dtype=np.uint64)
+    for word in (seed, tag, *words):  # arrays of uint64 wrap around, as meant
+        state = _finalise((state ^ np.asarray(word).astype(np.uint64)) + GOLDEN)
     return state
 
 

@@ -15,7 +15,9 @@ def pad_left(rows: Sequence[Sequence[int]]) -> Int[Tensor, "rows width"]:
     return torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
 
 
-def pad_right(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Shaped[Tensor, "rows width"]:
+def pad_right(
+    rows: Sequence[Sequence[int | float]], dtype: torch.dtype
+) -> Shaped[Tensor, "rows width"]:
     """Ids, flags or numbers a token, zeros last."""
     width = max(map(len, rows))
     return torch.tensor([list(row) + [0] * (width - len(row)) for row in rows], dtype=dtype)

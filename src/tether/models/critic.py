@@ -22,7 +22,7 @@ class Critic(nn.Module):
         self.float_type = torch.promote_types(model.dtype, torch.float32)
         self.microbatch_tokens = microbatch_tokens
 
-    def forward(self, sequences: Sequences) -> Float[Tensor, "rows response+1"]:
+    def forward(self, sequences: Sequences) -> Float[Tensor, "rows states"]:
         """Values before every response token and, in column `response_lengths`, after the last."""
         states = states_before_tokens(self.trunk, sequences)
         values = self.head(states).squeeze(-1)

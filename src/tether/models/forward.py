@@ -21,8 +21,8 @@ def trunk(model: PreTrainedModel) -> nn.Module:
 
 def states_before_tokens(
     trunk: nn.Module, sequences: Sequences
-) -> Float[Tensor, "rows response+1 width"]:
-    """Hidden states from which response tokens are predicted.
+) -> Float[Tensor, "rows states width"]:
+    """Hidden states from which response tokens are predicted: states = response + 1.
 
     State t has read everything before response token t, so the logits over it score that token
     and the value over it is the value before it. State `response_lengths[row]` has read the

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tether.errors import UserError
 from tether.rewards.function import Reward, call_reward
@@ -28,6 +28,7 @@ class Verdict:
     problem: str | None = None
 
 
+@runtime_checkable
 class Scorer(Protocol):
     def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]: ...
 

@@ -1,7 +1,7 @@
 """What a sampler runs: an episode answers each stop of the policy."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tether.types import Prompts, Rollout
 
@@ -18,6 +18,7 @@ class Done:
     """The episode is over."""
 
 
+@runtime_checkable
 class Episode(Protocol):
     prompt_ids: list[int]
 
@@ -54,6 +55,7 @@ class Greedy:
     """The likeliest token, always."""
 
 
+@runtime_checkable
 class Sampler(Protocol):
     def sync(self, weights: object, version: int) -> None:
         """Take the policy's weights as of this iteration."""
