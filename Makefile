@@ -28,7 +28,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/codespell
 
 type: $(VENV)/.installed-dev
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build --wheel

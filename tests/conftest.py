@@ -13,8 +13,12 @@ with install_import_hook("tether", "beartype.beartype"):
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+settings.register_profile("tether", max_examples=60, deadline=None, derandomize=True)
+settings.load_profile("tether")
 
 SPECIAL = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"]
 TEMPLATE = (

@@ -1,6 +1,6 @@
 """What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
 
-import time
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -8,13 +8,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tether.cli.text import printable, score_text, table
 from tether.config import Config
+from tether.train.evaluate import Evaluation
+from tether.train.loop import Result
+from tether.train.outcome import Outcome
+from tether.train.watch import Watcher
 
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
 PLAIN_LINES = 20  # progress lines in the course of a run, where there is no terminal
 
 
-class Display:
-    """Overrides the silent Watcher: the same methods, each shown."""
+class Display(Watcher):
+    """The silent watcher's methods, each shown."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -29,10 +33,9 @@ class Display:
             disable=not self.console.is_terminal,
         )
         self.task = None
-        self.began = time.monotonic()
+        self.prompt = "Hello"
 
     def __enter__(self) -> "Display":
-        self._say("tether train: loading the models …")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -54,7 +57,7 @@ class Display:
         if self.task is None:
             self._say(f"evaluating {prompts} held-out prompts …")
 
-    def evaluated(self, evaluation) -> None:
+    def evaluated(self, evaluation: Evaluation) -> None:
         greedy, sampled = evaluation.greedy, evaluation.sampled
         self._say(
             f"held-out   after {evaluation.iteration} iterations: sampled "
@@ -62,7 +65,7 @@ class Display:
             f"{score_text(greedy.mean, greedy.binary)}, KL {evaluation.kl:.3f}"
         )
 
-    def iterated(self, outcome, metrics: dict[str, float], texts: list[str]) -> None:
+    def iterated(self, outcome: Outcome, metrics: dict[str, float], texts: list[str]) -> None:
         total = self.config.train.iterations
         speed = outcome.timings()["throughput/tokens_per_second"]
         numbers = (
@@ -79,13 +82,13 @@ class Display:
         if _due(done, total, SAMPLES_SHOWN):
             row = done % len(texts)
             score = f"{float(outcome.scores.values[row]):g}" if outcome.scores.usable[row] else "–"
-            prompt, response = printable(outcome.prompts.texts[row]), printable(texts[row])
-            self._say(f"sample     {prompt} → {response}   (score {score})")
+            self.prompt = printable(outcome.prompts.texts[row])
+            self._say(f"sample     {self.prompt} → {printable(texts[row])}   (score {score})")
         for event in outcome.events[:3]:
             self._say(f"event      {event.kind}, row {event.row}: {printable(event.message)}")
 
-    def summary(self, result) -> None:
-        c, minutes = self.config, f"{result.train_seconds:.0f} s"
+    def summary(self, result: Result) -> None:
+        c, seconds = self.config, f"{result.train_seconds:.0f} s"
         done = f"{result.iterations_done} of {c.train.iterations} iterations"
         if result.interrupted is not None:
             self._say(f"stopped by {result.interrupted.name} after {done}; the weights are saved.")
@@ -93,14 +96,14 @@ class Display:
             self.console.print()
             self.console.print(results_table(result.before, result.after), markup=False)
             self.console.print()
-        self._say(f"{done} in {minutes} of training; everything is in {result.run}")
-        self._say(f"Next: tether generate '你知道1+1=2吗？' --model {result.run}")
+        self._say(f"{done} in {seconds} of training; everything is in {result.run}")
+        self._say(f"Next: tether generate {shlex.quote(self.prompt)} --model {result.run}")
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False)
 
 
-def results_table(before, after) -> str:
+def results_table(before: Evaluation, after: Evaluation) -> str:
     """Before and after on held-out prompts, with 95% intervals, and what it cost in KL."""
     rows = [["held-out", "before", "95% interval", "after", "95% interval", "change"]]
     for name in ("sampled", "greedy"):

@@ -16,11 +16,11 @@ def train(
     plain, overrides = parse_words(words or [])
     config = load_config(one_word(plain, "arithmetic", "recipe"), overrides)
 
+    print("loading    torch and the models …", flush=True)
+    from tether import api
     from tether.cli.display import Display
 
     with Display(config) as display:
-        from tether import api
-
         result = api.train(config, watch=display)
     display.summary(result)
     if result.interrupted is not None:

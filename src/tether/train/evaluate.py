@@ -81,4 +81,4 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     scale = 1 + Z95**2 / count
     centre = share + Z95**2 / (2 * count)
     half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2))
-    return (centre - half) / scale, (centre + half) / scale
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)

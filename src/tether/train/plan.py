@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from torch import nn
+
 from tether.config import Config
 from tether.train.roles import Roles
 
@@ -118,18 +120,18 @@ def _steps(rows: int, minibatch_rows: int, epochs: int) -> tuple[str, str]:
     )
 
 
-def _count(module) -> int:
+def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _si(number: float) -> str:
+def _si(number: int) -> str:
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.2f}{letter}"
     return f"{number:g}"
 
 
-def _bytes(number: float) -> str:
+def _bytes(number: int) -> str:
     for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
         if number >= size:
             return f"{number / size:.1f} {unit}"

@@ -1,0 +1,80 @@
+import pytest
+import torch
+from helpers import f64, grids, numbers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tether.algo.advantages import gae, what_follows
+
+REWARDS = f64([[-0.0003, -0.0002, -0.0003, -0.0002, -0.0003, 0.9999]])
+VALUES = f64([[0.82, 0.85, 0.88, 0.90, 0.92, 0.95]])
+ALL = torch.ones(1, 6, dtype=torch.bool)
+NOTHING = torch.zeros(1, dtype=torch.float64)
+
+
+def slow_gae(rewards, values, final, gamma, lam):
+    """One row without masked cells: the sum over k of (gamma lam)^k delta_(t+k), term by term."""
+    following = [*values[1:], final]
+    deltas = [r + gamma * n - v for r, n, v in zip(rewards, following, values, strict=True)]
+    return [
+        sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:]))
+        for t in range(len(deltas))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lam", "expected"),
+    [
+        (0.0, [0.0297, 0.0298, 0.0197, 0.0198, 0.0297, 0.0499]),  # the deltas
+        (1.0, [0.1786, 0.1489, 0.1191, 0.0994, 0.0796, 0.0499]),
+        (0.95, [0.155568, 0.132492, 0.108097, 0.093050, 0.077105, 0.049900]),
+    ],
+)
+def test_advantages_of_the_six_token_example(lam, expected):
+    found = gae(REWARDS, VALUES, NOTHING, ALL, 1.0, lam)[0].tolist()
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("lam", "expected"),
+    [
+        (1.0, [0.9986, 0.9989, 0.9991, 0.9994, 0.9996, 0.9999]),
+        (0.95, [0.975568, 0.982492, 0.988097, 0.993050, 0.997105, 0.999900]),
+    ],
+)
+def test_returns_of_the_six_token_example(lam, expected):
+    returns = gae(REWARDS, VALUES, NOTHING, ALL, 1.0, lam) + VALUES
+    assert returns[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@given(
+    grids(numbers, numbers, st.booleans()),
+    st.floats(-3, 3),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_masked_columns_count_as_if_they_had_been_cut_out(cells, final, gamma, lam):
+    """Trap 11: tool output neither decays nor rewards; masked cells hold 0."""
+    rewards, values, mask = cells
+    finals = f64([final] * len(mask))
+    found = gae(f64(rewards), f64(values), finals, torch.tensor(mask), gamma, lam).tolist()
+    for row, flags in enumerate(mask):
+        kept = [t for t, flag in enumerate(flags) if flag]
+        expected = slow_gae(
+            [rewards[row][t] for t in kept], [values[row][t] for t in kept], final, gamma, lam
+        )
+        assert [found[row][t] for t in kept] == pytest.approx(expected, abs=1e-9)
+        assert all(found[row][t] == 0 for t in range(len(flags)) if t not in kept)
+
+
+def test_rubbish_in_masked_cells_reaches_no_advantage():
+    mask = torch.tensor([[True, False, True]])
+    clean = gae(f64([[1, 0, 2]]), f64([[3, 0, 5]]), NOTHING, mask, 0.9, 0.8)
+    dirty = gae(f64([[1, 99, 2]]), f64([[3, -99, 5]]), NOTHING, mask, 0.9, 0.8)
+    assert torch.equal(clean, dirty)
+
+
+def test_what_follows_a_response_is_zero_unless_it_was_truncated_under_bootstrap():
+    after, truncated = f64([0.5, 0.7]), torch.tensor([False, True])
+    assert what_follows(after, truncated, "zero").tolist() == [0, 0]
+    assert what_follows(after, truncated, "bootstrap").tolist() == [0, 0.7]

@@ -1,0 +1,181 @@
+"""Slow, obvious references and small makers that several tests share. Nothing of tether computes
+a reference number here: loops over plain lists, and transformers' own forward."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tether.config import Config, validate_config
+from tether.rollout.episode import Draw, SingleTurn
+from tether.rollout.local import LocalSampler
+from tether.types import Experience, Rollout, Sequences
+
+
+def changed(mapping: dict, **dotted: object) -> dict:
+    """A deep copy with `section__field=value` replaced."""
+    mapping = json.loads(json.dumps(mapping))
+    for path, value in dotted.items():
+        *sections, field = path.split("__")
+        inner = mapping
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[field] = value
+    return mapping
+
+
+def configured(mapping: dict, **dotted: object) -> Config:
+    return validate_config(changed(mapping, **dotted))
+
+
+def f64(rows: list) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@st.composite
+def grids(draw, *cells, max_rows: int = 4, max_columns: int = 6) -> list[list[list]]:
+    """One rectangle (list of rows) for each strategy in `cells`, all of one drawn shape."""
+    rows, columns = draw(st.integers(1, max_rows)), draw(st.integers(1, max_columns))
+    rectangle = lambda cell: st.lists(  # noqa: E731
+        st.lists(cell, min_size=columns, max_size=columns), min_size=rows, max_size=rows
+    )
+    return [draw(rectangle(cell)) for cell in cells]
+
+
+numbers = st.floats(-5, 5, allow_subnormal=False)
+
+
+def sequences_of(rows: list[tuple[list[int], list[int]]], width: int | None = None) -> Sequences:
+    """(prompt ids, response ids) a row, padded by hand with id 0 to `width`."""
+    width = width or max(len(p) + len(r) for p, r in rows)
+    ids = [p + r + [0] * (width - len(p) - len(r)) for p, r in rows]
+    lengths = [[len(p) for p, _ in rows], [len(r) for _, r in rows]]
+    return Sequences(torch.tensor(ids), *map(torch.tensor, lengths))
+
+
+def mask_of(sequences: Sequences) -> Tensor:
+    """True on every response token."""
+    mask = torch.zeros(len(sequences.ids), sequences.width, dtype=torch.bool)
+    for row, length in enumerate(sequences.response_lengths.tolist()):
+        mask[row, :length] = True
+    return mask
+
+
+def logits_before(model, prompt: list[int], response: list[int]) -> Tensor:
+    """Logits that predict each response token: transformers' forward on one bare row."""
+    logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
+    return torch.stack([logits[len(prompt) + t - 1] for t in range(len(response))])
+
+
+def slow_log_probs(model, prompt: list[int], response: list[int], temperature=1.0) -> Tensor:
+    logits = logits_before(model, prompt, response) / temperature
+    return torch.stack([torch.log_softmax(x, 0)[i] for x, i in zip(logits, response, strict=True)])
+
+
+def slow_entropies(model, prompt: list[int], response: list[int], temperature=1.0) -> Tensor:
+    p = torch.softmax(logits_before(model, prompt, response).double() / temperature, dim=-1)
+    return torch.stack([-(row * row.log()).sum() for row in p])
+
+
+def sample(
+    model,
+    prompts: list[list[int]],
+    limit: int = 8,
+    eos_ids: tuple[int, ...] = (),
+    choice=None,
+    temperature: float = 1.0,
+    episodes: list | None = None,
+) -> Rollout:
+    sampler = LocalSampler(frozenset(eos_ids), limit, temperature)
+    sampler.sync(model, 0)
+    episodes = episodes or [SingleTurn(ids) for ids in prompts]
+    return sampler.run(episodes, choice or Draw(7, "token", 0))
+
+
+def response(rollout: Rollout, row: int) -> list[int]:
+    return rollout.response_ids[row, : rollout.response_lengths[row]].tolist()
+
+
+def made_experience(roles, rows: int = 7, seed: int = 0, unscored: tuple[int, ...] = ()):
+    """Random rows of different lengths with holes in their masks, in the actor's own float type.
+
+    Old log-probs lie so far from the actor's that some ratios are clipped on either side.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=generator).double()  # noqa: E731
+    pairs = [
+        (
+            torch.randint(0, 250, (2 + row % 3,), generator=generator).tolist(),
+            torch.randint(0, 250, (1 + 2 * row % 7,), generator=generator).tolist(),
+        )
+        for row in range(rows)
+    ]
+    sequences = sequences_of(pairs)
+    mask = mask_of(sequences)
+    mask[:, 2] = False  # a column of tool output
+    mask[list(unscored)] = False
+    shape = mask.shape
+    kind = roles.actor.model.dtype
+    noisy = roles.actor.log_probs(sequences, mask).double() + 0.3 * normal(*shape)
+    values, returns, advantages = normal(*shape), normal(*shape), normal(*shape)
+    cells = {
+        "old_log_probs": noisy,
+        "values": values,
+        "returns": returns,
+        "policy_advantages": advantages,
+    }
+    cells = {name: torch.where(mask, x, 0.0).to(kind) for name, x in cells.items()}
+    zeros = torch.zeros(shape, dtype=kind)
+    return Experience(
+        sequences=sequences,
+        response_mask=mask,
+        ref_log_probs=zeros,
+        kl=zeros,
+        final_values=zeros[:, 0],
+        token_level_scores=zeros,
+        token_level_rewards=zeros,
+        advantages=zeros,
+        **cells,
+    )
+
+
+def only_rows(experience: Experience, rows: list[int]) -> Experience:
+    """The same experience as if the other rows had never been sampled."""
+    picked = torch.tensor(rows)
+    tensors = {
+        name: getattr(experience, name)[picked]
+        for name in experience.__dataclass_fields__
+        if name != "sequences"
+    }
+    s = experience.sequences
+    kept = Sequences(s.ids[picked], s.prompt_lengths[picked], s.response_lengths[picked])
+    return replace(
+        experience,
+        sequences=kept,
+        **{k: v if v.ndim == 1 else v[:, : kept.width] for k, v in tensors.items()},
+    )
+
+
+def captured_gradients(optimizer, monkeypatch) -> list[list[Tensor]]:
+    """From now on a step keeps its gradients here and moves no weight."""
+    steps: list[list[Tensor]] = []
+
+    def step() -> Tensor:
+        steps.append([p.grad.clone() for p in optimizer.parameters])
+        optimizer.adam.zero_grad(set_to_none=True)
+        return torch.tensor(1.0)
+
+    monkeypatch.setattr(optimizer, "step", step)
+    return steps
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text().split("\n") if line]
+
+
+def distinct_letters(response: str) -> float:
+    """A reward that a random model earns some of."""
+    return len(set(response)) / 8
