@@ -69,6 +69,12 @@ def tiny_llama(vocabulary: int, eos_id: int, seed: int = 0) -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="session")
+def tiny_model() -> LlamaForCausalLM:
+    """The weights of `tiny_model_dir`, shared by the tests: do not change them."""
+    return tiny_llama(260, 256)
+
+
+@pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory, byte_tokenizer) -> str:
     """A random two-layer Llama with a byte tokenizer, as a Hugging Face directory."""
     directory = tmp_path_factory.mktemp("tiny-model")

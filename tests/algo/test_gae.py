@@ -14,7 +14,7 @@ NOTHING = torch.zeros(1, dtype=torch.float64)
 
 def slow_gae(rewards, values, final, gamma, lam):
     """One row without masked cells: the sum over k of (gamma lam)^k delta_(t+k), term by term."""
-    following = [*values[1:], final]
+    following = [*values, final][1:]
     deltas = [r + gamma * n - v for r, n, v in zip(rewards, following, values, strict=True)]
     return [
         sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:]))

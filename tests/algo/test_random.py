@@ -63,7 +63,3 @@ def test_first_places_of_permutations_are_even():
     """Each of 5 numbers comes first 200 times in 1000, within 5 standard deviations (12.6)."""
     firsts = [int(permutation(5, 0, "actor", 0, epoch)[0]) for epoch in range(1000)]
     assert all(abs(count - 200) < 64 for count in np.bincount(firsts, minlength=5))
-
-
-def test_a_seed_of_any_size_gives_numbers():
-    assert 0 <= float(uniform(2**64 + 1, "token", 0)) < 1

@@ -1,0 +1,60 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import f64
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tether.rollout.choose import choose_tokens, inverse_cdf
+from tether.rollout.episode import Greedy
+
+weights = st.lists(st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
+LARGEST = 1 - 2**-53  # the largest number that uniform() can give
+
+
+def slow_inverse_cdf(probabilities: list[float], u: float) -> int:
+    total = 0.0
+    for token, p in enumerate(probabilities):
+        total += p
+        if total > u:
+            return token
+    raise AssertionError("u lies beyond the last token")
+
+
+@given(weights, st.floats(0, LARGEST))
+def test_the_token_is_the_first_whose_cumulative_probability_exceeds_u(weights, u):
+    probabilities = [w / math.fsum(weights) for w in weights]
+    near = min(abs(math.fsum(probabilities[: i + 1]) - u) for i in range(len(weights)))
+    if near > 1e-9:
+        found = inverse_cdf(f64([probabilities]).log(), f64([u]))
+        assert int(found) == slow_inverse_cdf(probabilities, u)
+
+
+@given(weights, st.sampled_from([0.0, 2**-53, 0.5, LARGEST]))
+def test_a_token_of_probability_zero_is_never_drawn(weights, u):
+    found = int(inverse_cdf(f64([weights]).log(), f64([u])))
+    assert weights[found] > 0
+
+
+def test_draws_of_many_u_have_the_frequencies_of_the_distribution():
+    probabilities = [0.5, 0.0, 0.3, 0.2]
+    u = (torch.arange(1000).double() + 0.5) / 1000
+    found = inverse_cdf(f64([probabilities] * 1000).log(), u)
+    assert np.bincount(found, minlength=4).tolist() == [500, 0, 300, 200]
+
+
+def test_a_float32_tail_of_a_large_vocabulary_is_reachable():
+    """100,000 tokens of 1e-9 beside one of nearly 1: a float32 sum would lose them all."""
+    probabilities = torch.full((1, 100_001), 1e-9)
+    probabilities[0, 0] = 1 - 1e-4
+    tokens = [int(inverse_cdf(probabilities.log(), f64([u]))) for u in (0.5, 0.99995, LARGEST)]
+    assert tokens[0] == 0
+    assert tokens[1] == pytest.approx(50_000, abs=100)
+    assert tokens[2] == 100_000
+
+
+def test_greedy_takes_the_likeliest():
+    log_probs = f64([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3]]).log()
+    assert choose_tokens(log_probs, Greedy(), np.arange(2), np.zeros(2)).tolist() == [1, 0]
