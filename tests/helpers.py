@@ -39,10 +39,8 @@ def f64(rows: list) -> Tensor:
 def grids(draw, *cells, max_rows: int = 4, max_columns: int = 6) -> list[list[list]]:
     """One rectangle (list of rows) for each strategy in `cells`, all of one drawn shape."""
     rows, columns = draw(st.integers(1, max_rows)), draw(st.integers(1, max_columns))
-    rectangle = lambda cell: st.lists(  # noqa: E731
-        st.lists(cell, min_size=columns, max_size=columns), min_size=rows, max_size=rows
-    )
-    return [draw(rectangle(cell)) for cell in cells]
+    kinds = [st.lists(cell, min_size=columns, max_size=columns) for cell in cells]
+    return [draw(st.lists(row, min_size=rows, max_size=rows)) for row in kinds]
 
 
 numbers = st.floats(-5, 5, allow_subnormal=False)
@@ -105,7 +103,6 @@ def made_experience(roles, rows: int = 7, seed: int = 0, unscored: tuple[int, ..
     Old log-probs lie so far from the actor's that some ratios are clipped on either side.
     """
     generator = torch.Generator().manual_seed(seed)
-    normal = lambda *shape: torch.randn(*shape, generator=generator).double()  # noqa: E731
     pairs = [
         (
             torch.randint(0, 250, (2 + row % 3,), generator=generator).tolist(),
@@ -117,18 +114,12 @@ def made_experience(roles, rows: int = 7, seed: int = 0, unscored: tuple[int, ..
     mask = mask_of(sequences)
     mask[:, 2] = False  # a column of tool output
     mask[list(unscored)] = False
-    shape = mask.shape
-    kind = roles.actor.model.dtype
-    noisy = roles.actor.log_probs(sequences, mask).double() + 0.3 * normal(*shape)
-    values, returns, advantages = normal(*shape), normal(*shape), normal(*shape)
-    cells = {
-        "old_log_probs": noisy,
-        "values": values,
-        "returns": returns,
-        "policy_advantages": advantages,
-    }
-    cells = {name: torch.where(mask, x, 0.0).to(kind) for name, x in cells.items()}
-    zeros = torch.zeros(shape, dtype=kind)
+    names = ("old_log_probs", "values", "returns", "policy_advantages")
+    cells = {name: torch.randn(mask.shape, generator=generator).double() for name in names}
+    now = roles.actor.log_probs(sequences, mask)
+    cells["old_log_probs"] = now + 0.3 * cells["old_log_probs"]
+    cells = {name: torch.where(mask, x, 0.0).to(now.dtype) for name, x in cells.items()}
+    zeros = torch.zeros_like(now)
     return Experience(
         sequences=sequences,
         response_mask=mask,

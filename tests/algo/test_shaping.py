@@ -25,7 +25,7 @@ def test_a_token_drawn_at_twice_the_references_probability_pays_its_kl():
 def test_token_rewards_sum_to_the_score_minus_beta_times_the_kl(cells, beta):
     """Trap 8."""
     kl, mask = cells
-    kl = [[q if m else 0.0 for q, m in zip(*row, strict=True)] for row in zip(kl, mask)]  # noqa: B905
+    kl = torch.where(torch.tensor(mask), f64(kl), 0.0).tolist()
     scores = [row + 0.5 for row in range(len(kl))]
     placed = place_scores(f64(scores), torch.tensor(mask))
     sums = shape_rewards(placed, f64(kl), beta).sum(dim=1).tolist()

@@ -54,7 +54,9 @@ def test_position_in_the_batch_changes_no_log_prob(tiny_model, order):
 def test_what_padding_holds_changes_nothing(tiny_model):
     """Trap 1: a padded cell may hold the EOS id, as with pad = EOS."""
     plain = sequences_of(ROWS)
-    used = torch.arange(plain.ids.shape[1]) < (plain.prompt_lengths + plain.response_lengths)[:, None]
+    used = (
+        torch.arange(plain.ids.shape[1]) < (plain.prompt_lengths + plain.response_lengths)[:, None]
+    )
     filled = type(plain)(
         torch.where(used, plain.ids, 256), plain.prompt_lengths, plain.response_lengths
     )
@@ -130,7 +132,7 @@ def test_the_value_of_token_t_is_read_at_t_minus_1(microbatch_tokens):
     values, final_values = critic.values(sequences, mask_of(sequences))
     for row, (prompt, response) in enumerate(ROWS):
         hidden = model.model(input_ids=torch.tensor([prompt + response])).last_hidden_state[0]
-        read = [float(hidden[i] @ critic.head.weight[0] + 0.5) for i in range(len(hidden))]
+        read = [float((state @ critic.head.weight[0] + 0.5).detach()) for state in hidden]
         expected = [read[len(prompt) + t - 1] for t in range(len(response))]
         assert values[row, : len(response)].tolist() == pytest.approx(expected, abs=1e-4)
         assert (values[row, len(response) :] == 0).all()
@@ -146,5 +148,6 @@ def test_the_value_after_tool_output_is_read_at_its_last_token():
     mask = torch.tensor([[True, True, False, False, True]])
     values, _ = critic.values(sequences, mask)
     hidden = model.model(input_ids=torch.tensor([[1, 2, 3, 4, 5, 6]])).last_hidden_state[0, -1]
-    assert float(values[0, 4]) == pytest.approx(float(hidden @ critic.head.weight[0]), abs=1e-4)
+    expected = float((hidden @ critic.head.weight[0]).detach())
+    assert float(values[0, 4]) == pytest.approx(expected, abs=1e-4)
     assert values[0, 2:4].tolist() == [0, 0]

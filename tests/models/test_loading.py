@@ -1,4 +1,4 @@
-import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,8 +80,7 @@ def test_a_directory_without_config_is_refused(tmp_path):
 
 def test_a_model_without_safetensors_is_refused(model_dir):
     directory = model_dir()
-    weights = next(p for p in map(str, __import__("pathlib").Path(directory).glob("*.safetensors")))
-    shutil.move(weights, weights.replace("model.safetensors", "pytorch_model.bin"))
+    Path(directory, "model.safetensors").rename(Path(directory, "pytorch_model.bin"))
     with pytest.raises(UserError, match="does not load"):
         load_causal_lm(directory, "float32", CPU)
 

@@ -1,0 +1,180 @@
+"""Build docs/config.md and docs/metrics.md from the code: `python scripts/build_reference.py`.
+
+With --check nothing is written, and the exit code is 1 if a file on disk is stale.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tether.config import Config, walk_fields
+from tether.run.glossary import EVALS, METRICS, TIMINGS, Entry
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+MADE_BY = "<!-- Made by scripts/build_reference.py (`make docs`); edit the code, not this file. -->"
+
+CONFIG_INTRO = """\
+# Config reference
+
+A recipe is a YAML mapping of the sections below. On the command line every field is
+`--section.field VALUE`, and VALUE is read as YAML. Sections stand in the order in which data flows
+through them. Unknown fields are errors. How to use all this: [running](running.md).
+"""
+
+METRICS_INTRO = """\
+# Metrics glossary
+
+Every number that a run writes, in the order in which data flows. Means a token are over the tokens
+that the policy sampled, EOS included. All logarithms are natural, so KL and entropy are in nats.
+"""
+
+METRIC_FILES = [
+    (
+        "metrics.jsonl",
+        "One object an iteration, deterministic numbers only. `iteration` counts from 0.",
+        METRICS,
+    ),
+    (
+        "timings.jsonl",
+        "One object an iteration: what depends on the machine and the hour. `iteration` as above.",
+        TIMINGS,
+    ),
+    (
+        "evals.jsonl",
+        "One object an evaluation on held-out prompts: `greedy` and `sampled` are objects with the "
+        "fields below.",
+        EVALS,
+    ),
+]
+
+
+def build() -> dict[Path, str]:
+    """Each file's path and the text that belongs there."""
+    return {DOCS / "config.md": config_page(), DOCS / "metrics.md": metrics_page()}
+
+
+def stale() -> list[Path]:
+    """Files on disk that differ from what the code would write."""
+    return [
+        path
+        for path, text in build().items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+
+
+def config_page() -> str:
+    schema = Config.model_json_schema(by_alias=True)
+    parts = [MADE_BY, CONFIG_INTRO]
+    for title, section in sections(Config):
+        parts.append(f"## {f'`{title}`' if title else 'Top level'}\n\n{doc_line(section)}\n")
+        rows = [
+            [f"`{name}`", *describe(property_of(schema, name)), default_of(info), doc(info)]
+            for name, info in walk_fields()
+            if name.rpartition(".")[0] == title
+        ]
+        if rows:
+            parts.append(table(["field", "type", "range", "default", "meaning"], rows))
+    return "\n".join(parts)
+
+
+def metrics_page() -> str:
+    parts = [MADE_BY, METRICS_INTRO]
+    for file, intro, entries in METRIC_FILES:
+        parts.append(f"## `{file}`\n\n{intro}\n")
+        parts.append(table(["name", "meaning", "how to read it"], glossary_rows(entries)))
+    return "\n".join(parts)
+
+
+def glossary_rows(entries: dict[str, Entry]) -> list[list[str]]:
+    return [
+        [", ".join(f"`{part}`" for part in name.split(", ")), entry.meaning, entry.reading]
+        for name, entry in entries.items()
+    ]
+
+
+def sections(section: type[BaseModel], prefix: str = "") -> list[tuple[str, type[BaseModel]]]:
+    """Every section as (dotted name, class), in order; the top level is named ''."""
+    found = [(prefix, section)]
+    for name, info in section.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            found += sections(info.annotation, f"{prefix}.{name}" if prefix else name)
+    return found
+
+
+def property_of(schema: dict[str, Any], dotted: str) -> dict[str, Any]:
+    """The JSON schema of one field, found by walking down its dotted name."""
+    node = schema
+    for name in dotted.split("."):
+        node = node["properties"][name]
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return node
+
+
+def describe(node: dict[str, Any]) -> tuple[str, str]:
+    """A field's type and range in words."""
+    options = [option for option in node.get("anyOf", [node]) if option.get("type") != "null"]
+    [option] = options
+    values = option.get("enum", [option["const"]] if "const" in option else None)
+    kind = option["type"] + (" or null" if len(options) < len(node.get("anyOf", [node])) else "")
+    if values is not None:
+        return kind, ", ".join(f"`{value}`" for value in values)
+    bounds = [
+        f"{sign} {option[key]:g}"
+        for key, sign in (
+            ("exclusiveMinimum", ">"),
+            ("minimum", "≥"),
+            ("exclusiveMaximum", "<"),
+            ("maximum", "≤"),
+        )
+        if key in option
+    ]
+    return kind, ", ".join(bounds)
+
+
+def default_of(info: Any) -> str:
+    if info.is_required():
+        return "required"
+    if info.default_factory is not None:
+        return "by machine"  # it differs from machine to machine, the page must not
+    match info.default:
+        case None:
+            return "`null`"
+        case bool(value):
+            return f"`{str(value).lower()}`"
+        case value:
+            return f"`{value}`"
+
+
+def doc(info: Any) -> str:
+    return info.description.replace("|", "\\|")
+
+
+def doc_line(section: type[BaseModel]) -> str:
+    return " ".join((section.__doc__ or "").split())
+
+
+def table(heading: list[str], rows: list[list[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a file is stale")
+    if parser.parse_args().check:
+        for path in (found := stale()):
+            print(f"{path.relative_to(DOCS.parent)} is stale; run `make docs`.", file=sys.stderr)
+        return 1 if found else 0
+    for path in (found := stale()):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(build()[path], encoding="utf-8")
+    print(f"{len(found)} of {len(build())} files written.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""What every number in a run's files means and how to read it, in data-flow order.
+
+Imports nothing: the docs, the web page and the tests all take their words from here.
+"""
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    meaning: str
+    reading: str  # what is good, what is bad, what to do about it
+
+
+METRICS: dict[str, Entry] = {
+    "score/mean": Entry(
+        "mean score that the reward gave, over the rows that could be scored",
+        "Should rise. Flat from the start: every score may be the same, see `score/std`.",
+    ),
+    "score/std": Entry(
+        "spread of the scores over rows",
+        "0 means that all rows scored alike, so there is nothing to learn from but the KL.",
+    ),
+    "response/length_mean": Entry(
+        "tokens a response, EOS included",
+        "Watch for drift. A rise towards `rollout.max_response_tokens` often means rambling, a "
+        "fall towards 1 a policy that gives up.",
+    ),
+    "response/eos_rate": Entry(
+        "share of responses that the model ended itself; the others were truncated",
+        "Near 1 is healthy. Low: raise `rollout.max_response_tokens`, or the model never learnt "
+        "to stop.",
+    ),
+    "rollout/log_prob_diff_max": Entry(
+        "largest gap between the sampler's log-prob of a token and the training forward's",
+        "Rounding only: below 1e-4 in float32. More means that sampler and trainer disagree.",
+    ),
+    "kl/token_mean": Entry(
+        "KL from the reference a token, in nats: mean of log pi_old - log pi_ref",
+        "Starts at 0 and grows as the policy moves. Slightly below 0 is sampling noise.",
+    ),
+    "kl/sequence_mean": Entry(
+        "KL from the reference a response, in nats: the sum of a row, mean over rows",
+        "The distance paid for the score so far. Fast growth without a rising score: raise "
+        "`kl.in_reward.coef` or lower `actor.lr`.",
+    ),
+    "kl/coef": Entry(
+        "beta, the weight of the KL in this iteration's rewards",
+        "Constant, or steered by `kl.in_reward.controller: adaptive`.",
+    ),
+    "reward/mean": Entry(
+        "mean over rows of score - beta x KL: what PPO maximises",
+        "Should rise. Falling while `score/mean` rises: the KL costs more than it earns.",
+    ),
+    "advantage/mean": Entry(
+        "mean advantage a token, before whitening",
+        "Near 0 once the critic knows what to expect. Far from 0: the critic is behind.",
+    ),
+    "advantage/std": Entry(
+        "spread of the advantages, before whitening",
+        "Shrinks as the critic learns. Near 0 with whitening on: noise is blown up to size 1.",
+    ),
+    "value/mean": Entry(
+        "mean of the critic's values a token",
+        "Starts at 0, as the value head does, and should approach `reward/mean`.",
+    ),
+    "critic/explained_variance": Entry(
+        "share of the variance of the returns that the critic foresaw, before its update",
+        "1 is perfect, 0 as good as a constant, below 0 worse than one. Should rise from 0.",
+    ),
+    "critic/vf_loss": Entry(
+        "the value loss that was minimised: half the clipped squared error, mean over tokens",
+        "Should fall, then follow the spread of the scores.",
+    ),
+    "critic/vf_clipfrac": Entry(
+        "share of tokens whose value loss the clip decided",
+        "Small. Large for long: `critic.clip` is tight for the scale of the returns.",
+    ),
+    "critic/grad_norm": Entry(
+        "norm of the critic's gradient before clipping, mean over optimizer steps",
+        "Steady. Always far above `critic.max_grad_norm`: every step is scaled down.",
+    ),
+    "critic/lr": Entry(
+        "the critic's learning rate in this iteration",
+        "Follows `actor.schedule`.",
+    ),
+    "actor/pg_loss": Entry(
+        "the policy loss that was minimised, without the entropy bonus, mean over tokens",
+        "Near 0 and noisy; its level says little. Judge a run by score and KL instead.",
+    ),
+    "actor/pg_clipfrac": Entry(
+        "share of tokens where the clip took the gradient away",
+        "0 to 0.2 is usual. High: the steps are large; lower `actor.lr` or `actor.epochs`.",
+    ),
+    "actor/entropy": Entry(
+        "exact entropy of the next-token distribution in nats, mean over tokens",
+        "Falls slowly. A sudden fall to 0 is collapse: raise `kl.in_reward.coef` or "
+        "`actor.entropy_coef`.",
+    ),
+    "actor/approx_kl": Entry(
+        "KL(old || new) a token, from the old policy's samples, mean over the update",
+        "How far one iteration moves the policy. Below 0.02 is usual; spikes mean steps too large.",
+    ),
+    "actor/ratio_max": Entry(
+        "largest ratio new / old of any token in the update",
+        "A few is usual. Hundreds: the policy jumped; lower `actor.lr`.",
+    ),
+    "actor/grad_norm": Entry(
+        "norm of the actor's gradient before clipping, mean over optimizer steps",
+        "Steady. 0: there was nothing to learn from. Growing without end: lower `actor.lr`.",
+    ),
+    "actor/lr": Entry(
+        "the actor's learning rate in this iteration",
+        "Follows `actor.schedule`.",
+    ),
+}
+
+TIMINGS: dict[str, Entry] = {
+    "time/rollout": Entry(
+        "seconds spent sampling responses",
+        "Grows with `rollout.max_response_tokens` and the number of rows.",
+    ),
+    "time/reward": Entry(
+        "seconds spent scoring",
+        "Small for a rule. Large: the reward itself is slow.",
+    ),
+    "time/forward": Entry(
+        "seconds spent on old log-probs, reference log-probs and values",
+        "Three forward passes over every row.",
+    ),
+    "time/update": Entry(
+        "seconds spent on the updates of critic and actor",
+        "Grows with `actor.epochs` and `critic.epochs`.",
+    ),
+    "time/iteration": Entry(
+        "seconds of the whole iteration: the four above",
+        "Evaluations and checkpoints are not in it.",
+    ),
+    "throughput/tokens_per_second": Entry(
+        "response tokens an iteration, by `time/iteration`",
+        "The number to compare machines and settings by.",
+    ),
+}
+
+EVALS: dict[str, Entry] = {
+    "iteration": Entry(
+        "iterations done when it was measured; 0 = before training",
+        "The first and the last line are before and after.",
+    ),
+    "greedy.mean": Entry(
+        "mean score on held-out prompts, always taking the likeliest token",
+        "What the model does when asked for its best. Should rise.",
+    ),
+    "sampled.mean": Entry(
+        "mean score on held-out prompts, one sampled response a prompt",
+        "What training improves. Compare it with `score/mean`: much lower is overfitting.",
+    ),
+    "greedy.low, greedy.high, sampled.low, sampled.high": Entry(
+        "95% interval of the mean: Wilson's for scores of 0 and 1, else the normal one",
+        "A change inside the interval is no change yet; evaluate on more prompts.",
+    ),
+    "greedy.count, sampled.count": Entry(
+        "prompts that could be scored",
+        "Fewer than the prompts evaluated: the reward failed on the rest.",
+    ),
+    "greedy.binary, sampled.binary": Entry(
+        "whether every score was 0 or 1",
+        "If so, the mean is a share and is shown as a percentage.",
+    ),
+    "kl": Entry(
+        "mean KL from the reference of a sampled response, in nats",
+        "What the score has cost so far. 0 before training, if the reference is the actor.",
+    ),
+}

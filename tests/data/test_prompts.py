@@ -1,0 +1,141 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tether.config import DataSection
+from tether.data.prompts import PromptSet, load_prompts, read_rows
+from tether.data.templates import render_prompt
+from tether.errors import UserError
+from tether.types import Prompts
+
+GOOD = b'{"prompt": "1+1=?", "answer": "2"}\n'
+
+
+@pytest.fixture
+def load(tmp_path, byte_tokenizer):
+    """A function that writes bytes to a file and loads them as prompts."""
+
+    def loaded(content: bytes, **fields) -> PromptSet:
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(content)
+        return load_prompts(str(path), DataSection(train=str(path), **fields), byte_tokenizer)
+
+    return loaded
+
+
+def test_prompts_are_read_with_their_ids_and_other_columns(load, byte_tokenizer):
+    prompts = load(GOOD + '{"prompt": "你好", "answer": "好", "level": 3}\n'.encode()).prompts
+    assert prompts.texts == ["1+1=?", "你好"]
+    assert prompts.columns == [{"answer": "2"}, {"answer": "好", "level": 3}]
+    assert prompts.positions == [0, 1]
+    assert byte_tokenizer.decode(prompts.ids[1]) == "<|user|>你好<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("second_line", "reason"),
+    [
+        (b"{prompt: 1+1}", "not JSON"),
+        (b"", "not JSON"),
+        (b"[1, 2]", "list"),
+        (b'{"question": "1+1"}', "no column 'prompt'.*question"),
+        (b'{"prompt": 7}', "int"),
+        (b'{"prompt": null}', "NoneType"),
+        (b'{"prompt": "  "}', "empty"),
+        (b'{"prompt": "' + b"x" * 40 + b'"}', "42 tokens"),
+        (b'{"prompt": "\\ud800"}', "prompt"),  # half a character cannot be encoded
+    ],
+)
+def test_a_bad_row_is_refused_with_file_and_line(load, second_line, reason):
+    with pytest.raises(UserError, match=rf"(?s)rows\.jsonl, line 2.*{reason}"):
+        load(GOOD + second_line + b"\n" + GOOD, max_prompt_tokens=30)
+
+
+def test_a_prompt_of_just_the_most_tokens_is_taken(load):
+    assert len(load(GOOD, max_prompt_tokens=7)) == 1
+    with pytest.raises(UserError, match="max_prompt_tokens = 6"):
+        load(GOOD, max_prompt_tokens=6)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"", "no rows"), (b'{"prompt": "\xff"}\n', "UTF-8")]
+)
+def test_a_file_without_rows_or_in_another_encoding_is_refused_by_name(load, content, reason):
+    with pytest.raises(UserError, match=rf"rows\.jsonl .*{reason}"):
+        load(content)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.jsonl cannot be opened"):
+        read_rows(str(tmp_path / "nowhere.jsonl"))
+
+
+def test_a_folder_in_place_of_a_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match="cannot be opened"):
+        read_rows(str(tmp_path))
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\u2029", "\x85"])
+def test_only_newlines_end_a_row(load, odd):
+    """JSON allows these inside a string, and str.splitlines() would cut the row in two."""
+    line = json.dumps({"prompt": f"a{odd}b"}, ensure_ascii=False)
+    assert load(f"{line}\n".encode()).prompts.texts == [f"a{odd}b"]
+
+
+def test_windows_line_ends_and_a_missing_last_one_are_taken(load):
+    assert len(load(GOOD.replace(b"\n", b"\r\n") + GOOD.strip())) == 2
+
+
+def test_another_column_may_hold_the_prompt(load):
+    prompts = load(b'{"question": "q", "prompt": 5}\n', prompt_column="question").prompts
+    assert prompts.texts == ["q"]
+    assert prompts.columns == [{"prompt": 5}]
+
+
+def test_the_template_adds_a_system_turn_when_asked(byte_tokenizer):
+    ids = render_prompt(byte_tokenizer, "hi", "be brief")
+    assert byte_tokenizer.decode(ids) == "<|system|>be brief<|user|>hi<|assistant|>"
+
+
+def test_without_a_template_the_prompt_stands_as_it_is(byte_tokenizer, monkeypatch):
+    monkeypatch.setattr(byte_tokenizer, "chat_template", None)
+    assert byte_tokenizer.decode(render_prompt(byte_tokenizer, "hi")) == "hi"
+    with pytest.raises(UserError, match="chat template"):
+        render_prompt(byte_tokenizer, "hi", "be brief")
+
+
+def numbered(size: int) -> PromptSet:
+    texts = [str(i) for i in range(size)]
+    return PromptSet(Prompts(texts, [[i] for i in range(size)], [{}] * size, list(range(size))))
+
+
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(0, 3), st.booleans())
+def test_every_prompt_comes_once_a_data_pass_across_iterations(size, count, seed, shuffle):
+    """Windows wrap in mid-iteration; read out of order, as after a restart, they are the same."""
+    data = numbered(size)
+    iterations = -(-3 * size // count)
+    windows = {i: data.take(i, count, seed, shuffle) for i in reversed(range(iterations))}
+    stream = [p for i in range(iterations) for p in windows[i].positions]
+    for data_pass in range(3):
+        assert sorted(stream[data_pass * size : (data_pass + 1) * size]) == list(range(size))
+
+
+def test_each_data_pass_has_a_fresh_order():
+    orders = [tuple(numbered(20).take(i, 20, 0, True).positions) for i in range(4)]
+    assert len(set(orders)) == 4
+    assert tuple(numbered(20).take(0, 20, 1, True).positions) not in orders
+
+
+def test_without_shuffling_the_file_order_wraps():
+    assert numbered(5).take(1, 3, 0, False).positions == [3, 4, 0]
+
+
+def test_a_window_keeps_text_ids_columns_and_line_together():
+    taken = numbered(9).take(2, 7, 0, True)
+    assert taken.texts == [str(p) for p in taken.positions]
+    assert taken.ids == [[p] for p in taken.positions]
+
+
+def test_samples_of_one_prompt_stand_side_by_side():
+    assert numbered(2).first(5).repeat(3).positions == [0, 0, 0, 1, 1, 1]

@@ -1,0 +1,156 @@
+"""Trap 17: a reward that raises, hangs, dies or returns rubbish never becomes a silent 0."""
+
+import time
+
+import pytest
+
+from tether.errors import UserError
+from tether.rewards.scorers import ChildScorer, InProcessScorer, Verdict
+
+FUNCTIONS = """
+import ctypes, math, os, sys, time
+
+def _raise(): raise RuntimeError("no idea")
+def _hang(): time.sleep(60)
+def _print():
+    while True: print("x" * 1000)
+def _noise():
+    os.write(1, b"x" * 10**6); sys.stdout.write("\\n" * 10**5); sys.stderr.write("y" * 10**6)
+    return 2.0
+
+DEEDS = {
+    "raise": _raise,
+    "none": lambda: None,
+    "nan": lambda: math.nan,
+    "inf": lambda: -math.inf,
+    "string": lambda: "1.0",
+    "hang": _hang,
+    "prints": _print,
+    "_exit": lambda: os._exit(0),
+    "exit": lambda: sys.exit(3),
+    "segfault": lambda: ctypes.string_at(0),
+    "noise": _noise,
+}
+
+def reward(response, number):
+    return DEEDS[response]() if response in DEEDS else number
+"""
+
+PROBLEMS = {
+    "raise": "RuntimeError: no idea",
+    "none": "returned None",
+    "nan": "returned nan",
+    "inf": "returned -inf",
+    "string": "returned str",
+    "hang": "took longer than 0.5 s",
+    "prints": "took longer than 0.5 s",
+    "_exit": "ended with code 0",
+    "exit": "ended with code 3",
+    "segfault": "ended with code -11",
+}
+
+
+@pytest.fixture
+def reward_file(tmp_path):
+    path = tmp_path / "deeds.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+@pytest.fixture
+def child(reward_file):
+    scorer = ChildScorer(f"{reward_file}:reward", timeout_seconds=0.5)
+    yield scorer
+    scorer.close()
+
+
+def rows(*deeds: str) -> list[dict]:
+    return [{"response": deed, "number": i + 0.5} for i, deed in enumerate(deeds)]
+
+
+@pytest.mark.parametrize("deed", PROBLEMS)
+def test_the_child_names_the_row_that_failed_and_scores_the_others(child, deed):
+    first, failed, *others = child.score(rows("fine", deed, "fine", "好"))
+    assert first == Verdict(0.5)
+    assert failed.score is None
+    assert PROBLEMS[deed] in failed.problem
+    assert others == [Verdict(2.5), Verdict(3.5)]
+
+
+@pytest.mark.parametrize("deed", ["raise", "none", "nan", "inf", "string"])
+def test_in_process_the_row_that_failed_is_named_and_the_others_scored(reward_file, deed):
+    scope: dict = {}
+    exec(reward_file.read_text(), scope)
+    first, failed, last = InProcessScorer(scope["reward"]).score(rows("fine", deed, "fine"))
+    assert (first, last) == (Verdict(0.5), Verdict(2.5))
+    assert failed.score is None
+    assert PROBLEMS[deed] in failed.problem
+
+
+def test_failures_of_every_kind_in_one_batch_are_each_named(child):
+    deeds = ["_exit", "nan", "fine", "segfault", "hang", "fine", "none"]
+    verdicts = child.score(rows(*deeds))
+    assert [v.score for v in verdicts] == [None, None, 2.5, None, None, 5.5, None]
+    for deed, verdict in zip(deeds, verdicts, strict=True):
+        assert (PROBLEMS[deed] in verdict.problem) if deed in PROBLEMS else verdict.problem is None
+
+
+def test_megabytes_of_prints_do_not_reach_the_scores(child, capfd):
+    assert child.score(rows("noise", "fine")) == [Verdict(2.0), Verdict(1.5)]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_child_serves_many_batches(child):
+    child.score(rows("fine"))
+    process = child.child.process.pid
+    assert child.score(rows("fine", "raise", "fine"))[2] == Verdict(2.5)
+    assert child.child.process.pid == process
+
+
+def test_more_rows_than_a_pipe_holds_are_all_scored(child):
+    verdicts = child.score(rows(*(f"{i}" * 50 for i in range(4000))))
+    assert [v.score for v in verdicts] == [i + 0.5 for i in range(4000)]
+
+
+def test_a_time_limit_is_a_rows_own_and_not_the_batchs(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ndef f(): time.sleep(0.15); return 1\n")
+    scorer = ChildScorer(f"{tmp_path}/slow.py:f", timeout_seconds=0.5)
+    assert scorer.score([{}] * 5) == [Verdict(1.0)] * 5
+    scorer.close()
+
+
+def test_a_row_that_is_half_a_character_spoils_no_other_row(child):
+    """Data rows may hold lone surrogates, which UTF-8 cannot write."""
+    assert child.score(rows("fine", "\ud800", "fine"))[0::2] == [Verdict(0.5), Verdict(2.5)]
+
+
+def test_a_hung_child_and_what_it_forked_are_gone_after_its_row(tmp_path):
+    (tmp_path / "forks.py").write_text(
+        "import os, pathlib, time\n"
+        "def f(path):\n"
+        "    pid = os.fork()\n"
+        "    if pid: pathlib.Path(path).write_text(str(pid))\n"
+        "    time.sleep(60)\n"
+    )
+    scorer = ChildScorer(f"{tmp_path}/forks.py:f", timeout_seconds=0.3)
+    [verdict] = scorer.score([{"path": str(tmp_path / "pid")}])
+    assert "took longer" in verdict.problem
+    grandchild = (tmp_path / "pid").read_text()
+    deadline = time.monotonic() + 5
+    while _runs(grandchild) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _runs(grandchild)
+
+
+def _runs(pid: str) -> bool:
+    """A zombie that nobody has reaped yet no longer runs."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_reward_that_cannot_be_loaded_is_the_users_mistake(tmp_path):
+    with pytest.raises(UserError, match="not a file"):
+        ChildScorer(f"{tmp_path}/nowhere.py:f", 1.0).score([{}])

@@ -1,0 +1,21 @@
+import pytest
+from helpers import changed, configured, distinct_letters
+
+from tether.train.roles import build_roles
+
+
+@pytest.fixture
+def scored_config(tiny_config) -> dict:
+    """Longer responses, so that lengths differ; a test passes `distinct_letters` as the reward."""
+    return changed(tiny_config, rollout__max_response_tokens=12, actor__entropy_coef=0.01)
+
+
+@pytest.fixture
+def build(scored_config):
+    """A function that makes (roles, config), changed as a test wants."""
+
+    def built(reward=distinct_letters, **dotted):
+        config = configured(scored_config, **dotted)
+        return build_roles(config, reward), config
+
+    return built

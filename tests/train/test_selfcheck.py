@@ -1,0 +1,85 @@
+"""Trap 5 at run time: the check at the start lets a sound run through, and stops others."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tether.errors import RunStopped
+from tether.train.selfcheck import check_rewards_add_up, check_start
+from tether.types import Scores
+
+
+def test_a_sound_run_passes_and_says_what_was_checked(build):
+    found = check_start(*build())
+    for part in ("ratio 1", "sampler = trainer", "KL to reference 0", "rewards"):
+        assert part in found
+
+
+def shifted_sampler(roles, shift: float):
+    """The same sampler, whose log-probs are off by `shift`."""
+
+    class Shifted:
+        def sync(self, weights, version):
+            roles.sampler.sync(weights, version)
+
+        def run(self, episodes, choice):
+            rollout = roles.sampler.run(episodes, choice)
+            return replace(rollout, rollout_log_probs=rollout.rollout_log_probs + shift)
+
+    return replace(roles, sampler=Shifted())
+
+
+@pytest.mark.parametrize("shift", [1e-3, float("nan")])
+def test_a_sampler_that_disagrees_with_the_training_forward_stops_the_run(build, shift):
+    roles, config = build()
+    with pytest.raises(RunStopped, match="sampler and training forward"):
+        check_start(shifted_sampler(roles, shift), config)
+
+
+def test_in_lower_precision_a_difference_is_reported_and_no_stop(build):
+    roles, config = build(model__dtype="bfloat16")
+    assert "sampler = trainer (±1e+01)" in check_start(shifted_sampler(roles, 10.0), config)
+
+
+def spoil_reference(roles) -> None:
+    with torch.no_grad():
+        roles.reference.model.model.norm.weight.mul_(1.01)
+
+
+def test_a_reference_that_is_not_the_actor_as_configured_stops_the_run(build):
+    roles, config = build()
+    spoil_reference(roles)
+    with pytest.raises(RunStopped, match="KL to an equal reference is not 0"):
+        check_start(roles, config)
+
+
+def test_a_reference_that_is_meant_to_differ_may_differ(build, tmp_path):
+    roles, config = build()
+    spoil_reference(roles)
+    apart = config.model.model_copy(update={"reference": str(tmp_path)})
+    assert (
+        "KL" not in check_start(roles, config.model_copy(update={"model": apart})).split("rew")[0]
+    )
+
+
+def test_dropout_stops_the_run(build):
+    """Trap 6: two forwards of the same weights then differ."""
+    roles, config = build()
+    for module in roles.actor.model.train().modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.2
+    with pytest.raises(RunStopped, match="first ratio is not 1"):
+        check_start(roles, config)
+
+
+@pytest.mark.parametrize("error", [0.01, float("nan")])
+def test_token_rewards_that_do_not_add_up_stop_the_run(error):
+    """Trap 8."""
+    scores = Scores(torch.tensor([1.0, 5.0]), torch.tensor([True, False]))
+    kl = torch.tensor([[0.1, 0.2], [0.0, 0.0]])
+    rewards = torch.tensor([[-0.01, 0.98], [0.0, 0.0]])
+    check_rewards_add_up(rewards, scores, kl, 0.1)
+    rewards[0, 0] += error
+    with pytest.raises(RunStopped, match="Token rewards"):
+        check_rewards_add_up(rewards, scores, kl, 0.1)
