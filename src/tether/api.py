@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tether.config import Config, load_config, merge_override, read_recipe, validate_config
+from tether.config import Config, load_config, merge_overrides, read_recipe, validate_config
 from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.models.loading import load_causal_lm, load_vocabulary
@@ -61,13 +61,10 @@ def evaluate(
     """Score a run's newest checkpoint, or a model directory, on a recipe's held-out prompts."""
     path = Path(model)
     mapping = read_recipe(path / CONFIG if is_run(path) else recipe)
+    actor, reference = mapping["model"]["actor"], mapping["model"].get("reference")
     if is_run(path):
-        merge_override(
-            mapping, "model.reference", mapping["model"]["reference"] or mapping["model"]["actor"]
-        )
-    merge_override(mapping, "model.actor", str(model_path(model)))
-    for dotted, value in (overrides or {}).items():
-        merge_override(mapping, dotted, value)
+        mapping["model"]["reference"] = reference or actor
+    merge_overrides(mapping, {"model.actor": str(model_path(model)), **(overrides or {})})
     config = validate_config(mapping)
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)

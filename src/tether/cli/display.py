@@ -62,15 +62,15 @@ class Display(Watcher):
         self._say(
             f"held-out   after {evaluation.iteration} iterations: sampled "
             f"{score_text(sampled.mean, sampled.binary)}, greedy "
-            f"{score_text(greedy.mean, greedy.binary)}, KL {evaluation.kl:.3f}"
+            f"{score_text(greedy.mean, greedy.binary)}, KL {_kl(evaluation.kl)}"
         )
 
     def iterated(self, outcome: Outcome, metrics: dict[str, float], texts: list[str]) -> None:
         total = self.config.train.iterations
         speed = outcome.timings()["throughput/tokens_per_second"]
         numbers = (
-            f"score {metrics['score/mean']:.3f}  KL {metrics['kl/sequence_mean']:.3f}  "
-            f"entropy {metrics['actor/entropy']:.3f}  {speed:,.0f} tokens/s"
+            f"score {metrics['score/mean']:.3f}  KL {_kl(metrics.get('kl/sequence_mean'))}  "
+            f"entropy {_kl(metrics.get('actor/entropy'))}  {speed:,.0f} tokens/s"
         )
         done = outcome.iteration + 1
         if self.task is None:
@@ -123,8 +123,13 @@ def results_table(before: Evaluation, after: Evaluation) -> str:
             else f"{new.mean - old.mean:+.3f}"
         )
         rows.append([name, *cells, change])
-    rows.append(["KL spent", f"{before.kl:.3f}", "", f"{after.kl:.3f}", "", "nats a response"])
+    rows.append(["KL spent", _kl(before.kl), "", _kl(after.kl), "", "nats a response"])
     return table(rows)
+
+
+def _kl(nats: float | None) -> str:
+    """Without a reference there is no KL; in a warm-up there is no entropy yet."""
+    return "–" if nats is None else f"{nats:.3f}"
 
 
 def _due(done: int, total: int, times: int) -> bool:

@@ -29,4 +29,5 @@ def evaluate(
         mean, low, high = (score_text(x, part.binary) for x in (part.mean, part.low, part.high))
         rows.append([name, mean, f"{low} – {high}", str(part.count)])
     print(table(rows))
-    print(f"  KL to the reference: {evaluation.kl:.4f} nats a sampled response")
+    if evaluation.kl is not None:
+        print(f"  KL to the reference: {evaluation.kl:.4f} nats a sampled response")

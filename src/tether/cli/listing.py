@@ -29,7 +29,7 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path(
         metrics, evals = read_lines(run / METRICS), read_lines(run / EVALS)
         last = metrics[-1] if metrics else None
         score = f"{last['score/mean']:.3f}" if last else "–"
-        kl = f"{last['kl/sequence_mean']:.3f}" if last else "–"
+        kl = f"{last['kl/sequence_mean']:.3f}" if last and "kl/sequence_mean" in last else "–"
         shares = [score_text(e["sampled"]["mean"], e["sampled"]["binary"]) for e in evals]
         before = shares[0] if shares else "–"
         after = shares[-1] if len(shares) > 1 else "–"
