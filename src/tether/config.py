@@ -344,15 +344,14 @@ class CispoUpdate(Section):
     """how far a weight may rise above 1"""
 
 
+AnyUpdate = (
+    ClipUpdate | PenaltyUpdate | TrpoUpdate | CpiUpdate | ReinforceUpdate | GspoUpdate | CispoUpdate
+)
+UPDATE_KINDS = [get_args(cls.model_fields["kind"].annotation)[0] for cls in get_args(AnyUpdate)]
 Update = Annotated[
-    ClipUpdate
-    | PenaltyUpdate
-    | TrpoUpdate
-    | CpiUpdate
-    | ReinforceUpdate
-    | GspoUpdate
-    | CispoUpdate,
+    AnyUpdate,
     Field(discriminator="kind"),
+    BeforeValidator(lambda x: {"kind": "clip", **x} if isinstance(x, dict) else x),
 ]
 
 
@@ -594,17 +593,14 @@ def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
 def _sentence(error: dict[str, Any]) -> str:
     """One pydantic error as one sentence with the field and what to write."""
     # Inside a union the location names the kind as well, which is no part of the dotted name.
-    kinds = {
-        cls.model_fields["kind"].annotation.__args__[0] for cls in get_args(Update)[0].__args__
-    }
-    field = ".".join(str(part) for part in error["loc"] if part not in kinds)
+    field = ".".join(str(part) for part in error["loc"] if part not in UPDATE_KINDS)
     if error["type"] == "extra_forbidden":
         return _unknown(field)
     if error["type"] == "missing":
         return f"{field} is missing: give it in the recipe or as --{field} VALUE."
     if error["type"] == "union_tag_invalid":
         return (
-            f"{field}.kind is {error['ctx']['tag']!r}, but it is one of {', '.join(sorted(kinds))}."
+            f"{field}.kind is {error['ctx']['tag']!r}, but it is one of {', '.join(UPDATE_KINDS)}."
         )
     if error["type"] == "value_error":
         return f"{field}: {error['ctx']['error']}.".removeprefix(": ")
