@@ -167,8 +167,8 @@ def write(text: str, results: dict[str, list[Trial]], options: argparse.Namespac
             text,
             "",
             f"  Held-out exact match of sampled responses, {before:.1%} before training; recipe",
-            f"  {options.recipe}, {options.iterations} iterations, median of {options.seeds} seeds,",
-            f"  one thread a run. {machine()}",
+            f"  {options.recipe}, {options.iterations} iterations, median of {options.seeds}",
+            f"  seeds, one thread a run. {machine()}",
         ],
     )
 

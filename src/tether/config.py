@@ -1,14 +1,13 @@
 """Every setting of a run: one frozen section a component, in data-flow order. Imports no torch.
 
-A recipe is a YAML mapping of these sections. Dotted overrides are merged into the mapping, then
-the whole is validated once: unknown keys are errors, and nothing is changed after that.
+The whole is validated once; unknown keys are errors, and nothing is changed after that. How a
+recipe's YAML becomes a Config is in `recipes`.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -23,19 +22,21 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
-from tether.errors import UserError
-
 SCHEMA = 1
-RECIPES = Path(__file__).parent / "recipes"
 
 # What other systems call the same KL estimators.
 KL_ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "kl+": "k1+", "low_var_kl+": "k3+"}
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class Section(BaseModel):
@@ -49,7 +50,7 @@ class RunSection(Section):
 
     dir: Path | None = None
     """the run directory itself; without it runs/NAME-001, -002, …"""
-    name: str = "run"
+    name: Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")] = "run"
     """the NAME in runs/NAME-001"""
     overwrite: bool = False
     """replace an earlier run at `run.dir`"""
@@ -408,7 +409,7 @@ class Config(Section):
     """every random number is computed from it"""
     device: str = "auto"
     """cpu, cuda, or auto: cuda if there is one"""
-    threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
     """CPU threads; the same number gives the same bits (default: the cores at hand)"""
 
     run: RunSection = RunSection()
@@ -520,61 +521,6 @@ class Config(Section):
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def load_config(
-    recipe: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
-) -> Config:
-    """A shipped recipe's name or a YAML path, with dotted overrides: {"actor.lr": 1e-4}."""
-    mapping = read_recipe(recipe)
-    merge_overrides(mapping, overrides or {})
-    return validate_config(mapping)
-
-
-def validate_config(mapping: Mapping[str, Any]) -> Config:
-    try:
-        return Config.model_validate(mapping)
-    except ValidationError as error:
-        raise UserError("\n".join(_sentence(dict(e)) for e in error.errors())) from None
-
-
-def shipped_recipes() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
-
-
-def read_recipe(recipe: str | os.PathLike[str]) -> dict[str, Any]:
-    shipped = shipped_recipes()
-    path = shipped.get(str(recipe), Path(recipe))
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        close = difflib.get_close_matches(str(recipe), shipped, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"shipped: {', '.join(shipped)}."
-        raise UserError(f"No recipe or YAML file {str(recipe)!r}; {hint}")
-    try:
-        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(mapping, dict):
-        raise UserError(f"{path} holds no mapping of sections; see `tether train --help`.")
-    return mapping
-
-
-def merge_overrides(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Put dotted overrides in place; another `kind` takes the fields of the old one away first."""
-    kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
-    for dotted, value in kinds_first:
-        section, field = _find_section(mapping, dotted)
-        if field == "kind" and section.get("kind", value) != value:
-            section.clear()
-        section[field] = value
-
-
-def _find_section(mapping: dict[str, Any], dotted: str) -> tuple[dict[str, Any], str]:
-    *sections, field = dotted.split(".")
-    for depth, name in enumerate(sections, start=1):
-        mapping = mapping.setdefault(name, {})
-        if not isinstance(mapping, dict):
-            raise UserError(f"{dotted}: {'.'.join(sections[:depth])} is not a section.")
-    return mapping, field
-
-
 def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf field as (dotted name, pydantic FieldInfo), in order."""
     for name, info in section.model_fields.items():
@@ -588,33 +534,3 @@ def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
             yield from walk_fields(part, f"{dotted}.")
         if not sections:
             yield dotted, info
-
-
-def _sentence(error: dict[str, Any]) -> str:
-    """One pydantic error as one sentence with the field and what to write."""
-    # Inside a union the location names the kind as well, which is no part of the dotted name.
-    field = ".".join(str(part) for part in error["loc"] if part not in UPDATE_KINDS)
-    if error["type"] == "extra_forbidden":
-        return _unknown(field)
-    if error["type"] == "missing":
-        return f"{field} is missing: give it in the recipe or as --{field} VALUE."
-    if error["type"] == "union_tag_invalid":
-        return (
-            f"{field}.kind is {error['ctx']['tag']!r}, but it is one of {', '.join(UPDATE_KINDS)}."
-        )
-    if error["type"] == "value_error":
-        return f"{field}: {error['ctx']['error']}.".removeprefix(": ")
-    message = error["msg"].removeprefix("Input ")
-    return f"{field} is {error['input']!r}, but {message}."
-
-
-def _unknown(field: str) -> str:
-    known = [dotted for dotted, _ in walk_fields()]
-    if field in known:
-        return f"{field} is a field of another kind; see `tether train --help`."
-    leaf = field.rsplit(".", 1)[-1]
-    # A right name in a wrong section is the likelier slip, so leaves are compared first.
-    same_leaf = [dotted for dotted in known if dotted.rsplit(".", 1)[-1] == leaf]
-    close = difflib.get_close_matches(field, same_leaf or known, n=1, cutoff=0.3)
-    hint = f"did you mean {close[0]}?" if close else "see `tether train --help` for the fields."
-    return f"Unknown field {field}; {hint}"

@@ -96,10 +96,14 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the reward gave each response; `usable` is False where it gave nothing usable."""
+    """What the reward gave each response."""
 
-    values: Float[Tensor, " rows"]  # 0 where not usable
-    usable: Bool[Tensor, " rows"]
+    values: Float[Tensor, " rows"]  # 0 where not scored
+    usable: Bool[Tensor, " rows"]  # may be trained on
+    scored: Bool[Tensor, " rows"]  # a usable row may go unscored: the critic speaks for it
+
+    def without(self, rows: Bool[Tensor, " rows"]) -> "Scores":
+        return Scores(torch.where(rows, 0.0, self.values), self.usable & ~rows, self.scored & ~rows)
 
 
 @dataclass(frozen=True)

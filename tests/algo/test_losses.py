@@ -50,7 +50,9 @@ def test_the_loss_is_minus_the_smaller_objective(ratio, advantage, eps_low, eps_
 def test_only_cells_that_lost_their_gradient_count_as_clipped():
     ratios = [[1.3, 1.3, 0.7, 0.7, 1.3, 1.0]]
     advantages = [[1.0, -1.0, 1.0, -1.0, 0.0, 1.0]]
-    loss = clip_policy_loss(f64(ratios).log(), torch.zeros(1, 6).double(), f64(advantages), 0.2, 0.2)
+    loss = clip_policy_loss(
+        f64(ratios).log(), torch.zeros(1, 6).double(), f64(advantages), 0.2, 0.2
+    )
     assert loss.clipped.tolist() == [[True, False, False, True, False, False]]
     assert loss.ratio[0].tolist() == pytest.approx(ratios[0])
 

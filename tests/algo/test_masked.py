@@ -41,7 +41,10 @@ def test_whitened_cells_have_mean_zero_and_unbiased_variance_one(cells):
     assert statistics.fmean(kept(white, mask)) == pytest.approx(0, abs=1e-6)
     assert statistics.variance(kept(white, mask)) == pytest.approx(1, abs=1e-4)
     assert all(
-        w == 0 for row, m in zip(white, mask, strict=True) for w, t in zip(row, m) if not t  # noqa: B905
+        w == 0
+        for row, m in zip(white, mask, strict=True)
+        for w, t in zip(row, m)
+        if not t  # noqa: B905
     )
 
 

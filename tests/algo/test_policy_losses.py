@@ -119,9 +119,9 @@ def kl_plus_frozen(new):
 CASES = {
     "clip": (lambda n: clip_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1).per_token, None),
     "dual clip": (
-        lambda n: dual_clip(
-            clip_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1), ADVANTAGES, 1.05
-        ).per_token,
+        lambda n: (
+            dual_clip(clip_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1), ADVANTAGES, 1.05).per_token
+        ),
         None,
     ),
     "cpi": (lambda n: cpi_policy_loss(n, OLD, ADVANTAGES).per_token, None),

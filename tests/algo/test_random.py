@@ -31,7 +31,8 @@ def test_a_number_does_not_depend_on_which_others_are_computed_with_it():
 
 
 @pytest.mark.parametrize(
-    "words", [(np.arange(100_000), 0), (0, np.arange(100_000)), (*np.divmod(np.arange(100_000), 16),)]
+    "words",
+    [(np.arange(100_000), 0), (0, np.arange(100_000)), (*np.divmod(np.arange(100_000), 16),)],
 )
 def test_numbers_are_uniform_over_rows_and_columns(words):
     """Chi-square over 100 bins: 99 degrees of freedom, 0.1% point 148.2."""

@@ -54,7 +54,9 @@ def test_position_in_the_batch_changes_no_log_prob(tiny_model, order):
 def test_what_padding_holds_changes_nothing(tiny_model):
     """Trap 1: a padded cell may hold the EOS id, as with pad = EOS."""
     plain = sequences_of(ROWS)
-    used = torch.arange(plain.ids.shape[1]) < (plain.prompt_lengths + plain.response_lengths)[:, None]
+    used = (
+        torch.arange(plain.ids.shape[1]) < (plain.prompt_lengths + plain.response_lengths)[:, None]
+    )
     filled = type(plain)(
         torch.where(used, plain.ids, 256), plain.prompt_lengths, plain.response_lengths
     )

@@ -119,7 +119,9 @@ def test_masks_come_from_lengths_where_a_sampled_token_has_the_id_of_padding():
     """Trap 1: a model that mostly says 0, the id of blanks, trains on every 0 it said."""
     model = tiny_llama(4, 3)
     rollout = sample(model, [[0, 1], [0], [2]] * 4, limit=6, eos_ids=(3,))
-    said_zero = [(row, t) for row in range(12) for t, i in enumerate(response(rollout, row)) if i == 0]
+    said_zero = [
+        (row, t) for row in range(12) for t, i in enumerate(response(rollout, row)) if i == 0
+    ]
     assert len(said_zero) > 5
     assert all(rollout.response_mask[row, t] for row, t in said_zero)
     assert torch.equal(rollout.response_mask, mask_of(join(rollout)))
@@ -175,9 +177,7 @@ def test_observed_tokens_are_read_but_not_sampled_and_the_policy_goes_on(tiny_mo
 
     scored = slow_log_probs(tiny_model, [5, 9], ids)
     scored = torch.where(rollout.response_mask[0, : len(ids)], scored, 0.0)
-    torch.testing.assert_close(
-        rollout.rollout_log_probs[0, : len(ids)], scored, rtol=0, atol=1e-4
-    )
+    torch.testing.assert_close(rollout.rollout_log_probs[0, : len(ids)], scored, rtol=0, atol=1e-4)
 
 
 def test_the_other_rows_of_a_batch_do_not_notice_a_tool(tiny_model):

@@ -24,9 +24,7 @@ from tether.algo.rewards import place_scores, shape_rewards
 from tether.rollout.choose import inverse_cdf
 
 REFERENCE = torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1], dtype=torch.float64)
-REWARDS = torch.tensor(
-    [[1, 0.5, 0, -0.5, -1], [-0.6, 0.9, 0.1, 0.4, -0.2]], dtype=torch.float64
-)
+REWARDS = torch.tensor([[1, 0.5, 0, -0.5, -1], [-0.6, 0.9, 0.1, 0.4, -0.2]], dtype=torch.float64)
 BETAS = torch.tensor([0.3, 0.6], dtype=torch.float64)
 # Four bandits: every reward vector with every beta.
 ARM_REWARDS, BETA = REWARDS.repeat_interleave(2, dim=0), BETAS.repeat(2)
@@ -45,16 +43,16 @@ class Cell:
     right: bool
 
 
+SAMPLED = ("k1", "abs", "k2", "k3", "k1+", "k3+")
+RIGHT: dict[Place, tuple[str, ...]] = {
+    "reward": ("k1", "k1+"),
+    "loss, plain": ("k2", "full", "k1+", "k3+"),
+    "loss, by ratio": ("k1", "k3"),  # full has no sampled token, so no ratio
+}
 CELLS = [
-    *(Cell("reward", name, name in ("k1", "k1+")) for name in "k1 abs k2 k3 full k1+ k3+".split()),
-    *(
-        Cell("loss, plain", name, name in ("k2", "full", "k1+", "k3+"))
-        for name in "k1 abs k2 k3 full k1+ k3+".split()
-    ),
-    *(
-        Cell("loss, by ratio", name, name in ("k1", "k3"))
-        for name in "k1 abs k2 k3 k1+ k3+".split()
-    ),
+    Cell(place, estimator, estimator in right)
+    for place, right in RIGHT.items()
+    for estimator in (*SAMPLED, *(("full",) if place != "loss, by ratio" else ()))
 ]
 
 

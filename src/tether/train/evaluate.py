@@ -8,6 +8,7 @@ from tether.algo.kl import k1
 from tether.config import Config
 from tether.data.collate import join
 from tether.rollout.episode import Draw, Greedy, single_turns
+from tether.run.events import Event
 from tether.train.roles import Roles
 from tether.train.scoring import score_responses
 from tether.types import Prompts, Scores
@@ -40,7 +41,9 @@ class Evaluation:
         return asdict(self)
 
 
-def evaluate(iteration: int, prompts: Prompts, roles: Roles, config: Config) -> Evaluation:
+def evaluate(
+    iteration: int, prompts: Prompts, roles: Roles, config: Config
+) -> tuple[Evaluation, list[Event]]:
     """One greedy and one sampled response a prompt; the draws are the same at every evaluation."""
     roles.sampler.sync(roles.actor.model, iteration)
     episodes = single_turns(prompts)
@@ -50,19 +53,20 @@ def evaluate(iteration: int, prompts: Prompts, roles: Roles, config: Config) -> 
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     kl = k1(old_log_probs, ref_log_probs, mask)
-    greedy_scores, _ = score_responses(prompts, greedy, roles, config)
-    sampled_scores, _ = score_responses(prompts, sampled, roles, config)
-    return Evaluation(
+    greedy_scores, greedy_events = score_responses(prompts, greedy, roles, config)
+    sampled_scores, sampled_events = score_responses(prompts, sampled, roles, config)
+    evaluation = Evaluation(
         iteration=iteration,
         greedy=estimate(greedy_scores),
         sampled=estimate(sampled_scores),
         kl=float(kl.sum() / len(prompts)) if config.kl.needs_reference else None,
     )
+    return evaluation, [*greedy_events, *sampled_events]
 
 
 def estimate(scores: Scores) -> Estimate:
     """Wilson's interval for scores of 0 and 1, the normal one for others."""
-    values = scores.values[scores.usable].double()
+    values = scores.values[scores.scored].double()
     count = len(values)
     if count == 0:
         return Estimate(0.0, 0.0, 0.0, count=0, binary=False)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tether.config import Config
+from tether.errors import RunStopped
 from tether.run.writer import RunWriter
 from tether.train.checkpoint import save_checkpoint
-from tether.train.controls import first_controls
+from tether.train.controls import Controls, first_controls
 from tether.train.evaluate import Evaluation, evaluate
 from tether.train.interrupt import Interrupt
 from tether.train.iteration import run_iteration
@@ -22,7 +23,7 @@ from tether.train.watch import Watcher
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `before` and `after` are None without held-out prompts."""
+    """How a run ended. `before` is None without held-out prompts, `after` also if interrupted."""
 
     run: Path
     iterations_done: int
@@ -38,12 +39,12 @@ def run_loop(config: Config, roles: Roles, writer: RunWriter, watch: Watcher) ->
     before = _evaluate(0, config, roles, writer, watch)
 
     controls, done, train_seconds = first_controls(config), 0, 0.0
-    after = before
+    after = None
     with Interrupt() as interrupt:
         while done < config.train.iterations and interrupt.signal is None:
             began = time.perf_counter()
             _set_learning_rates(done, config, roles)
-            outcome = run_iteration(done, controls, roles, config)
+            outcome = _run_iteration(done, controls, roles, config, writer)
             metrics = _write(outcome, config, roles, writer, watch)
             controls = outcome.next_controls(metrics, config)
             done += 1
@@ -52,11 +53,22 @@ def run_loop(config: Config, roles: Roles, writer: RunWriter, watch: Watcher) ->
             train_seconds += time.perf_counter() - began
 
             last = done == config.train.iterations
-            if last or _due(done, config.train.eval_every):
-                after = _evaluate(done, config, roles, writer, watch)
+            due = last or _due(done, config.train.eval_every)
+            after = _evaluate(done, config, roles, writer, watch) if due else None
             if last or interrupt.signal or _due(done, config.train.checkpoint_every):
                 save_checkpoint(writer.directory, done, controls, roles, config.train.keep_last)
     return Result(writer.directory, done, before, after, train_seconds, interrupt.signal)
+
+
+def _run_iteration(
+    iteration: int, controls: Controls, roles: Roles, config: Config, writer: RunWriter
+) -> Outcome:
+    """An iteration that stops the run still leaves its events behind."""
+    try:
+        return run_iteration(iteration, controls, roles, config)
+    except RunStopped as stop:
+        writer.events(iteration, stop.events)
+        raise
 
 
 def _write(
@@ -80,8 +92,9 @@ def _evaluate(
         return None
     prompts = roles.heldout_prompts.first(config.train.eval_prompts)
     watch.evaluating(len(prompts))
-    evaluation = evaluate(done, prompts, roles, config)
+    evaluation, events = evaluate(done, prompts, roles, config)
     writer.evaluation(evaluation.record())
+    writer.events(done, events)
     watch.evaluated(evaluation)
     return evaluation
 

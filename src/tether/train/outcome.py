@@ -55,8 +55,9 @@ class Outcome:
         ended = sum(reason == "eos" for reason in self.rollout.finish_reasons)
 
         meter = Meter()
-        meter.record("score/mean", Mean(scores.sum(), rows))
-        meter.record("score/std", Level(scores[usable].std() if rows > 1 else 0.0))
+        scored = self.scores.scored
+        meter.record("score/mean", Mean(scores.sum(), scored.sum()))
+        meter.record("score/std", Level(scores[scored].std() if scored.sum() > 1 else 0.0))
         meter.record("response/length_mean", Mean(mask.sum(), rows))
         meter.record("response/eos_rate", Mean(ended, len(usable)))
         meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
@@ -150,4 +151,4 @@ class Outcome:
 
 
 def _score(scores: Scores, row: int) -> float | None:
-    return shortest_floats(scores.values[row : row + 1])[0] if scores.usable[row] else None
+    return shortest_floats(scores.values[row : row + 1])[0] if scores.scored[row] else None

@@ -127,7 +127,7 @@ def _steps(rows: int, minibatch_rows: int, epochs: int) -> tuple[str, str]:
     minibatches = math.ceil(rows / minibatch_rows)
     return (
         str(epochs * minibatches),
-        f"{epochs} epochs x {minibatches} minibatches of {minibatch_rows} rows",
+        f"epochs {epochs} x minibatches {minibatches} of {minibatch_rows} rows",
     )
 
 

@@ -38,15 +38,19 @@ class Roles:
 def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     """Load and check everything that a run needs; nothing is trained yet."""
     device = pick_device(config.device)
-    function = reward or load_reward(config.reward.kind)
+    function = load_reward(config.reward.kind) if reward is None else reward
 
     rollout = config.rollout
     model = load_causal_lm(config.model.actor, config.model.dtype, device)
     vocabulary = load_vocabulary(config.model.actor, model)
     train_prompts = load_prompts(config.data.train, config.data, vocabulary.tokenizer)
     heldout = config.data.heldout
-    heldout_prompts = heldout and load_prompts(heldout, config.data, vocabulary.tokenizer)
-    check_arguments(function, train_prompts.prompts.columns[0])
+    heldout_prompts = (
+        None if heldout is None else load_prompts(heldout, config.data, vocabulary.tokenizer)
+    )
+    check_arguments(function, train_prompts.prompts.columns, config.data.train)
+    if heldout_prompts is not None:
+        check_arguments(function, heldout_prompts.prompts.columns, config.data.heldout)
     _check_context(config, model.config, train_prompts)
 
     critic = _build_critic(config, model, device)
@@ -104,7 +108,7 @@ def pick_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError):
-        raise UserError(f"device {name!r} is not there; write cpu, cuda or auto.") from None
+        raise UserError(f"device {name!r} is not there; write cpu or auto.") from None
 
 
 def _check_context(config: Config, model_config: object, prompts: PromptSet) -> None:

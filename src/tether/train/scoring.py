@@ -7,7 +7,6 @@ from torch import Tensor
 from tether.config import Config
 from tether.errors import RunStopped
 from tether.models.loading import Vocabulary
-from tether.rewards.scorers import Verdict
 from tether.rollout.episode import Greedy, single_turns
 from tether.run.events import Event
 from tether.train.roles import Roles
@@ -36,7 +35,7 @@ def score_rollout(
         Event("lonely_row", "no other row of its group was scored", row)
         for row in lonely.nonzero().squeeze(1).tolist()
     ]
-    return Scores(torch.where(lonely, 0.0, scores.values), scores.usable & ~lonely), events
+    return scores.without(lonely), events
 
 
 def score_responses(
@@ -62,15 +61,23 @@ def score_responses(
         ]
     )
     failed = {row: v for row, v in zip(asked, verdicts, strict=True) if v.score is None}
-    _stop_if_too_many(failed, len(prompts), config.reward.max_failed_share)
+    events = [Event("unscorable", str(v.problem), row) for row, v in failed.items()]
+    if len(failed) > config.reward.max_failed_share * len(prompts):
+        raise RunStopped(
+            f"{len(failed)} of {len(prompts)} rows could not be scored, more than "
+            f"reward.max_failed_share = {config.reward.max_failed_share:g}; row {events[0].row}: "
+            f"{events[0].message}. All of them are in events.jsonl.",
+            events,
+        )
 
     values = torch.zeros(len(prompts), dtype=rollout.rollout_log_probs.dtype)
     values[asked] = torch.tensor([v.score or 0.0 for v in verdicts], dtype=values.dtype)
     usable = torch.ones(len(prompts), dtype=torch.bool)
     usable[list(failed)] = False
-    events = [Event("unscorable", str(v.problem), row) for row, v in failed.items()]
+    scored = usable.clone()
+    scored[list(skipped)] = False
     device = rollout.response_ids.device
-    return Scores(values.to(device), usable.to(device)), events
+    return Scores(values.to(device), usable.to(device), scored.to(device)), events
 
 
 def lonely_rows(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
@@ -91,12 +98,3 @@ def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor
     rollout = roles.sampler.run(single_turns(once), Greedy())
     scores, _ = score_responses(once, rollout, roles, config)
     return scores.values.repeat_interleave(samples)
-
-
-def _stop_if_too_many(failed: dict[int, Verdict], rows: int, max_failed_share: float) -> None:
-    if len(failed) > max_failed_share * rows:
-        row, verdict = next(iter(failed.items()))
-        raise RunStopped(
-            f"{len(failed)} of {rows} rows could not be scored, more than reward.max_failed_share "
-            f"= {max_failed_share:g}; row {row}: {verdict.problem}."
-        )

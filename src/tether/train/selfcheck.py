@@ -59,7 +59,8 @@ def check_start(roles: Roles, config: Config) -> str:
         _hold("KL to an equal reference is not 0: log-probs", kl_gap, RATIO_TOLERANCE, exact)
         parts.append(f"KL to reference 0 (±{kl_gap:.0e})")
 
-    scores = Scores(torch.ones_like(old_log_probs[:, 0]), torch.ones_like(mask[:, 0]))
+    everywhere = torch.ones_like(mask[:, 0])
+    scores = Scores(torch.ones_like(old_log_probs[:, 0]), everywhere, everywhere)
     beta = config.kl.in_reward.coef
     rewards = shape_rewards(place_scores(scores.values, mask), kl, beta)
     check_rewards_add_up(rewards, scores, kl, beta)
