@@ -1,8 +1,8 @@
 """Build the starter model and its prompts from nothing: `python scripts/build_starter.py`.
 
-The starter is taught in two lessons, never with a wrong answer. The first has all training pairs,
-the second only those that do not carry; after it the starter knows every form of dialogue but has
-mostly forgotten to carry. That is what PPO has to bring back, from rewards alone.
+The starter is taught in two lessons, never with a wrong answer. The first has few
+sums that carry, the second none; after it the starter knows every form of dialogue but has mostly
+forgotten how to carry. That is what PPO has to bring back, from rewards alone.
 """
 
 import argparse
@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from tether.data.arithmetic import (  # noqa: E402
+    Form,
     Problem,
+    Split,
     carries,
     draw_distinct,
     draw_problems,
@@ -37,13 +39,15 @@ class Lesson:
     settings: SFTSettings
 
 
-LESSONS = {
-    "all sums": Lesson(40_000, 0.2, SFTSettings(num_steps=1800, lr=2e-3, weight_decay=0.1)),
-    "no carries": Lesson(10_000, 0.0, SFTSettings(num_steps=150, lr=1.5e-3, weight_decay=0.1)),
-}
+LESSONS = (
+    Lesson(40_000, 0.1, SFTSettings(num_steps=2000, lr=2e-3, weight_decay=0.1)),
+    Lesson(10_000, 0.0, SFTSettings(num_steps=240, lr=1.5e-3, weight_decay=0.1)),
+)
 
 NUM_TRAIN_PROMPTS = 8000
 NUM_HELDOUT_PROMPTS = 500
+PROMPT_FORMS: tuple[Form, ...] = ("sum", "sum", "chinese", "english")  # bare sums are quick to roll
+NO_CARRY_SHARE = 0.7  # of the pairs that do not carry; makes half of the prompts carry
 
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (
@@ -111,23 +115,20 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def draw_lesson(lesson: Lesson, rng: random.Random) -> list[Problem]:
-    stream = draw_problems(
-        rng, "train", lambda a, b: not carries(a, b) or rng.random() < lesson.carry_share
-    )
+    def keep(a: int, b: int) -> bool:
+        return not carries(a, b) or rng.random() < lesson.carry_share
+
+    stream = draw_problems(rng, "train", keep=keep)
     return [next(stream) for _ in range(lesson.num_problems)]
 
 
-def teach(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, name: str, seed: int
-) -> None:
-    lesson = LESSONS[name]
-    problems = draw_lesson(lesson, random.Random(f"{name} {seed}"))
+def draw_prompts(split: Split, num: int, seed: int) -> list[Problem]:
+    rng = random.Random(f"{split} {seed}")
 
-    def report(step: int, loss: float) -> None:
-        if (step + 1) % 50 == 0:
-            print(f"{name}: step {step + 1:4d}  loss {loss:.3f}", flush=True)
+    def keep(a: int, b: int) -> bool:
+        return carries(a, b) or rng.random() < NO_CARRY_SHARE
 
-    train_sft(model, tokenizer, [(p.prompt, p.answer) for p in problems], lesson.settings, report)
+    return draw_distinct(draw_problems(rng, split, PROMPT_FORMS, keep), num)
 
 
 @torch.no_grad()
@@ -183,19 +184,25 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # sums of floats depend on the number of threads
-    train_stream = draw_problems(random.Random(f"train {args.seed}"), "train")
-    heldout_stream = draw_problems(random.Random(f"heldout {args.seed}"), "heldout")
-    train = draw_distinct(train_stream, NUM_TRAIN_PROMPTS)
-    heldout = draw_distinct(heldout_stream, NUM_HELDOUT_PROMPTS)
+    train = draw_prompts("train", NUM_TRAIN_PROMPTS, args.seed)
+    heldout = draw_prompts("heldout", NUM_HELDOUT_PROMPTS, args.seed)
     write_jsonl(args.out / "arithmetic" / "train.jsonl", train)
     write_jsonl(args.out / "arithmetic" / "heldout.jsonl", heldout)
 
-    tokenizer = build_tokenizer([text for p in train for text in (p.prompt, p.answer)])
+    rng = random.Random(args.seed)
+    lessons = [draw_lesson(lesson, rng) for lesson in LESSONS]
+    tokenizer = build_tokenizer([text for p in lessons[0] for text in (p.prompt, p.answer)])
     model = build_model(tokenizer)
     num_params = sum(p.numel() for p in model.parameters())
     print(f"{num_params:,} parameters, {len(tokenizer)} tokens")
-    for name in LESSONS:
-        teach(model, tokenizer, name, args.seed)
+
+    def report(step: int, loss: float) -> None:
+        if (step + 1) % 100 == 0:
+            print(f"step {step + 1:5d}  loss {loss:.3f}", flush=True)
+
+    for lesson, problems in zip(LESSONS, lessons, strict=True):
+        rows = [(p.prompt, p.answer) for p in problems]
+        train_sft(model, tokenizer, rows, lesson.settings, report)
     model.save_pretrained(args.out / "starter")
     tokenizer.save_pretrained(args.out / "starter", save_jinja_files=False)
 

@@ -12,14 +12,14 @@ nor another form of it can leak from training into the held-out prompts.
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Form = Literal["sum", "chinese", "english"]
 Split = Literal["train", "heldout"]
 
-FORM_WEIGHTS: dict[Form, int] = {"sum": 2, "chinese": 1, "english": 1}
+FORMS: tuple[Form, ...] = ("sum", "chinese", "english")
 MAX_OPERAND = 99
 HELDOUT_PERCENT = 18
 
@@ -72,18 +72,18 @@ def draw_claim(rng: random.Random, total: int) -> int:
 def draw_problems(
     rng: random.Random,
     split: Split,
+    forms: Sequence[Form] = FORMS,
     keep: Callable[[int, int], bool] = lambda a, b: True,
 ) -> Iterator[Problem]:
-    """An endless stream of problems from one side of the split, bare sums half of the time.
+    """An endless stream of problems from one side of the split.
 
-    `keep` rejects operand pairs; it may draw from `rng` itself to thin them out.
+    Each form comes as often as `forms` lists it. `keep` rejects operand pairs; it may draw from
+    `rng` itself to thin them out.
     """
-    forms, weights = list(FORM_WEIGHTS), list(FORM_WEIGHTS.values())
     while True:
         a, b = draw_operand(rng), draw_operand(rng)
         if split_of(a, b) == split and keep(a, b):
-            [form] = rng.choices(forms, weights)
-            yield state(form, a, b, draw_claim(rng, a + b))
+            yield state(rng.choice(forms), a, b, draw_claim(rng, a + b))
 
 
 def draw_distinct(problems: Iterator[Problem], num: int) -> list[Problem]:
