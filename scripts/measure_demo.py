@@ -3,16 +3,14 @@
 Fails when the arithmetic recipe no longer learns what the README says it learns.
 """
 
-import datetime
 import os
-import platform
 import statistics
 import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch
+from measure import machine, paste
 
 import tether
 from tether.cli.display import results_table
@@ -20,16 +18,12 @@ from tether.train.loop import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-BEGIN, END = "<!-- demo table: made by `make learn` -->", "<!-- end of demo table -->"
 SEEDS = (0, 1, 2)
 
 
 def main() -> None:
     results = [run(seed) for seed in SEEDS]
-    block = "\n".join([BEGIN, "```text", *describe(results), "```", END])
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    README.write_text(before + block + after, encoding="utf-8")
+    paste(README, "demo table: made by `make learn`", describe(results))
     problems = shortfalls(results)
     print("\n".join(problems) or "The demo learns what it should.")
     sys.exit(1 if problems else 0)
@@ -48,20 +42,13 @@ def describe(results: list[Result]) -> list[str]:
     seconds = [f"{r.train_seconds:.0f}" for r in results]
     sampled = [f"{r.after.sampled.mean:.1%}" for r in results]
     greedy = [f"{r.after.greedy.mean:.1%}" for r in results]
-    cores = os.cpu_count()
     return [
         results_table(middle.before, middle.after),
         "",
         f"  The seed in the middle of {len(results)}. All seeds: sampled {', '.join(sampled)};",
         f"  greedy {', '.join(greedy)}; training took {', '.join(seconds)} s.",
-        f"  {datetime.date.today()}, {cores} cores of {processor()}, torch {torch.__version__}.",
+        f"  {machine()}",
     ]
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def shortfalls(results: list[Result]) -> list[str]:

@@ -11,7 +11,8 @@ __all__ = ["Config", "check", "evaluate", "generate", "load_config", "train"]
 
 if TYPE_CHECKING:
     from tether.api import check, evaluate, generate, train
-    from tether.config import Config, load_config
+    from tether.config import Config
+    from tether.recipes import load_config
 
 
 def __getattr__(name: str) -> Any:
@@ -21,5 +22,5 @@ def __getattr__(name: str) -> Any:
 
     if name == "train":
         return import_module("tether.train")  # the room, which answers a call
-    room = "tether.config" if name in ("Config", "load_config") else "tether.api"
+    room = {"Config": "tether.config", "load_config": "tether.recipes"}.get(name, "tether.api")
     return getattr(import_module(room), name)

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from tether.config import Config, load_config, merge_override, read_recipe, validate_config
+from tether.config import Config
 from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.models.loading import load_causal_lm, load_vocabulary
+from tether.recipes import load_config, validate_config
 from tether.rewards.function import Reward
 from tether.rollout.episode import Draw, Greedy, SingleTurn
 from tether.rollout.local import LocalSampler
-from tether.run.directory import CONFIG, RUNS, create_run_directory
+from tether.run.directory import CONFIG, RUNS, create_run_directory, refuse_taken
 from tether.run.reader import find_runs, is_run, latest_checkpoint
 from tether.run.writer import RunWriter
 from tether.train.evaluate import Evaluation
@@ -31,6 +32,7 @@ ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
 def train(config: ConfigLike, reward: Reward | None = None, watch: Watcher | None = None) -> Result:
     """Train as `tether train` does. `reward` is a plain function, used instead of `reward.kind`."""
     config = as_config(config)
+    refuse_taken(config.run.dir, config.run.overwrite)
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)
     try:
@@ -47,6 +49,7 @@ def train(config: ConfigLike, reward: Reward | None = None, watch: Watcher | Non
 def check(config: ConfigLike, reward: Reward | None = None) -> Plan:
     """Load and validate everything that a run needs; train nothing, write nothing."""
     config = as_config(config)
+    refuse_taken(config.run.dir, config.run.overwrite)
     roles = build_roles(config, reward)
     roles.reward.close()
     return make_plan(config, roles)
@@ -60,22 +63,21 @@ def evaluate(
 ) -> Evaluation:
     """Score a run's newest checkpoint, or a model directory, on a recipe's held-out prompts."""
     path = Path(model)
-    mapping = read_recipe(path / CONFIG if is_run(path) else recipe)
-    if is_run(path):
-        merge_override(
-            mapping, "model.reference", mapping["model"]["reference"] or mapping["model"]["actor"]
-        )
-    merge_override(mapping, "model.actor", str(model_path(model)))
-    for dotted, value in (overrides or {}).items():
-        merge_override(mapping, dotted, value)
-    config = validate_config(mapping)
+    source = load_config(path / CONFIG if is_run(path) else recipe)
+    changes = {"model.actor": str(model_path(model))}
+    if is_run(path):  # KL is measured against what the run began with
+        changes["model.reference"] = source.model.reference or source.model.actor
+    config = load_config(
+        path / CONFIG if is_run(path) else recipe, {**changes, **(overrides or {})}
+    )
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)
     try:
         if roles.heldout_prompts is None:
             raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
         prompts = roles.heldout_prompts.first(config.train.eval_prompts)
-        return evaluate_roles(0, prompts, roles, config)
+        evaluation, _ = evaluate_roles(0, prompts, roles, config)
+        return evaluation
     finally:
         roles.reward.close()
 
@@ -97,6 +99,12 @@ class Talker:
         if not prompt.strip():
             raise UserError("The prompt is empty; write something to respond to.")
         ids = render_prompt(self.vocabulary.tokenizer, prompt, self.system_prompt)
+        context = getattr(self.model.config, "max_position_embeddings", None)
+        if context is not None and len(ids) + self.max_tokens > context:
+            raise UserError(
+                f"The prompt's {len(ids)} tokens and {self.max_tokens} for the response are more "
+                f"than the model's {context} positions; shorten it or lower --max-tokens."
+            )
         sampler = LocalSampler(self.vocabulary.eos_ids, self.max_tokens, temperature or 1.0)
         sampler.sync(self.model, 0)
         choice = Draw(seed, "generate", 0) if temperature > 0 else Greedy()

@@ -1,37 +1,42 @@
 """Every setting of a run: one frozen section a component, in data-flow order. Imports no torch.
 
-A recipe is a YAML mapping of these sections. Dotted overrides are merged into the mapping, then
-the whole is validated once: unknown keys are errors, and nothing is changed after that.
+The whole is validated once; unknown keys are errors, and nothing is changed after that. How a
+recipe's YAML becomes a Config is in `recipes`.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
-from tether.errors import UserError
-
 SCHEMA = 1
-RECIPES = Path(__file__).parent / "recipes"
+
+# What other systems call the same KL estimators.
+KL_ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "kl+": "k1+", "low_var_kl+": "k3+"}
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class Section(BaseModel):
@@ -45,7 +50,7 @@ class RunSection(Section):
 
     dir: Path | None = None
     """the run directory itself; without it runs/NAME-001, -002, …"""
-    name: str = "run"
+    name: Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")] = "run"
     """the NAME in runs/NAME-001"""
     overwrite: bool = False
     """replace an earlier run at `run.dir`"""
@@ -109,11 +114,21 @@ class RewardSection(Section):
     """stop the run when more than this share of an iteration's rows could not be scored"""
 
 
+KlEstimator = Annotated[
+    Literal["k1", "abs", "k2", "k3", "full", "k1+", "k3+"],
+    BeforeValidator(lambda name: KL_ALIASES.get(name, name)),
+]
+
+
 class KlInRewardSection(Section):
     """The tether: beta times the KL to the reference, taken off every token's reward."""
 
     coef: NonNegativeFloat = 0.02
-    """beta at the start"""
+    """beta at the start; 0 = none"""
+    estimator: KlEstimator = "k1"
+    """k1 (verl's `kl`) is right here; any other only as an ablation"""
+    ablation: bool = False
+    """allow an estimator that is known to be wrong in this place"""
     controller: Literal["fixed", "adaptive"] = "fixed"
     """keep beta, or steer it so that the KL stays near `target`"""
     target: PositiveFloat = 6.0
@@ -123,53 +138,222 @@ class KlInRewardSection(Section):
     unit: Literal["token", "sequence"] = "sequence"
     """the KL that `target` speaks of: `kl/token_mean` or `kl/sequence_mean`"""
 
+    @model_validator(mode="after")
+    def _right_here(self) -> KlInRewardSection:
+        if self.estimator == "full":
+            raise ValueError(
+                "estimator full is the same for every token one could have sampled, so as a "
+                "reward it teaches nothing; write k1"
+            )
+        if self.estimator not in ("k1", "k1+") and not self.ablation:
+            raise ValueError(
+                f"estimator {self.estimator} in the reward leads to a wrong policy (docs/kl.md); "
+                f"write k1, or ablation: true beside it to see that for yourself"
+            )
+        return self
+
+
+class KlInLossSection(Section):
+    """A KL to the reference as a term of the actor's loss."""
+
+    coef: NonNegativeFloat = 0.0
+    """weight of the term; 0 = none"""
+    estimator: KlEstimator = "k3"
+    """k1 and k3 are weighted by the ratio, k2, full, k1+ and k3+ stand plain"""
+    weighting: Literal["auto", "plain", "ratio"] = "auto"
+    """multiply the estimate by the differentiated ratio or not; auto does what is right"""
+    ablation: bool = False
+    """allow a combination that is known to be wrong in this place"""
+
+    @property
+    def by_ratio(self) -> bool:
+        if self.weighting == "auto":
+            return self.estimator in ("k1", "k3")
+        return self.weighting == "ratio"
+
+    @model_validator(mode="after")
+    def _right_here(self) -> KlInLossSection:
+        right = ("k1", "k3") if self.by_ratio else ("k2", "full", "k1+", "k3+")
+        if self.estimator == "full" and self.by_ratio:
+            raise ValueError("estimator full has no ratio to weigh it by; write weighting: plain")
+        if self.estimator not in right and not self.ablation:
+            how = "weighted by the ratio" if self.by_ratio else "plain"
+            raise ValueError(
+                f"estimator {self.estimator} {how} in the loss leads to a wrong policy "
+                f"(docs/kl.md); write one of {', '.join(right)}, or ablation: true to see that "
+                f"for yourself"
+            )
+        return self
+
 
 class KlSection(Section):
-    """Where the KL to the reference enters."""
+    """Where the KL to the reference enters: in the reward, in the loss, in both, in neither."""
 
     in_reward: KlInRewardSection = KlInRewardSection()
     """the KL penalty in the reward"""
+    in_loss: KlInLossSection = KlInLossSection()
+    """the KL term in the actor's loss"""
+    refresh_reference_every: NonNegativeInt = 0
+    """make the reference a copy of the actor every so many iterations; 0 = never"""
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.in_reward.coef > 0 or self.in_loss.coef > 0
+
+
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
+WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
 class AdvantageSection(Section):
     """From rewards and values to advantages."""
 
+    estimator: Literal[
+        "gae",
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "remax",
+        "opo",
+    ] = "gae"
+    """what an advantage is measured against; only gae needs a critic"""
     gamma: Share = 1.0
     """discount a token"""
     lam: Share = 0.95
     """lambda of GAE: 1 trusts the rewards, 0 trusts the critic"""
-    whiten: bool = True
-    """give the policy loss advantages of mean 0 and variance 1"""
+    whiten: bool | None = None
+    """advantages of mean 0 and variance 1 for the policy loss; default: as the estimator does"""
     truncation: Literal["zero", "bootstrap"] = "zero"
     """what follows a truncated response: nothing, or the critic's value (it is then not scored)"""
 
+    @property
+    def whitens(self) -> bool:
+        return self.estimator in WHITENED if self.whiten is None else self.whiten
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.estimator == "gae"
+
+    @property
+    def by_group(self) -> bool:
+        return self.estimator in GROUP_ESTIMATORS
+
 
 class CriticSection(Section):
-    """The value update."""
+    """The value update; without a critic (see advantage.estimator) it does not apply."""
 
-    lr: PositiveFloat = 1e-5
-    """learning rate"""
-    epochs: PositiveInt = 1
-    """passes over the rows of an iteration"""
-    minibatch_rows: PositiveInt = 64
-    """rows of one optimizer step"""
+    lr: PositiveFloat | None = None
+    """learning rate; default: the actor's"""
+    epochs: PositiveInt | None = None
+    """passes over the rows of an iteration; default: the actor's"""
+    minibatch_rows: PositiveInt | None = None
+    """rows of one optimizer step; default: the actor's"""
     microbatch_tokens: PositiveInt = 16_384
     """padded tokens of one backward; changes memory, and no number beyond rounding"""
-    clip: PositiveFloat = 0.2
-    """how far a value may move from the old one before its loss is flat"""
+    clip: PositiveFloat | None = 0.2
+    """how far a value may move from the old one before its loss is flat; null = no clip"""
     max_grad_norm: PositiveFloat = 1.0
     """the gradient is scaled down to this norm"""
+    warmup_iterations: NonNegativeInt = 0
+    """iterations in which only the critic learns, before the actor moves"""
+    shared_trunk: bool = False
+    """a value head on the actor's own trunk: one optimizer, one joint loss"""
+    coef: PositiveFloat = 0.5
+    """weight of the value loss in the joint loss of a shared trunk"""
 
 
 class ClipUpdate(Section):
     """PPO-Clip: the ratio new/old earns nothing beyond 1 - eps_low and 1 + eps_high."""
 
     kind: Literal["clip"] = "clip"
-    """the trust region"""
+    """PPO-Clip"""
     eps_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     """how far the ratio may fall before the objective is flat"""
     eps_high: PositiveFloat = 0.2
     """how far the ratio may rise before the objective is flat"""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """for negative advantages, the largest loss in units of the advantage; null = none"""
+
+
+class PenaltyUpdate(Section):
+    """PPO-Penalty: the KL from the old to the new policy, times a coefficient, in the loss."""
+
+    kind: Literal["penalty"]
+    """PPO-Penalty"""
+    coef: PositiveFloat = 1.0
+    """weight of the KL to the old policy at the start"""
+    controller: Literal["fixed", "adaptive"] = "adaptive"
+    """keep the weight, or halve and double it so that the KL stays near `target`"""
+    target: PositiveFloat = 0.01
+    """mean KL a token from the old to the new policy, in nats"""
+
+
+class TrpoUpdate(Section):
+    """TRPO: one natural-gradient step on all rows, no longer than a KL of `max_kl`."""
+
+    kind: Literal["trpo"]
+    """trust region with a hard constraint"""
+    max_kl: PositiveFloat = 0.01
+    """delta: the largest mean KL a token from the old to the new policy, exact, in nats"""
+    cg_iterations: PositiveInt = 10
+    """conjugate-gradient iterations"""
+    damping: PositiveFloat = 0.1
+    """added to the Fisher matrix's diagonal while solving"""
+    fisher_rows: PositiveInt | None = None
+    """rows that Fisher products use, evenly spaced; default: all"""
+    backtracks: NonNegativeInt = 10
+    """times the step may be shortened before it is refused"""
+    backtrack_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    """what each shortening leaves of it"""
+
+
+class CpiUpdate(Section):
+    """The bare surrogate, ratio x advantage: no trust region at all."""
+
+    kind: Literal["cpi"]
+    """conservative policy iteration's surrogate, unconstrained"""
+
+
+class ReinforceUpdate(Section):
+    """The plain policy gradient, advantage x log-prob."""
+
+    kind: Literal["reinforce"]
+    """no ratio, no trust region: meant for one epoch"""
+
+
+class GspoUpdate(Section):
+    """GSPO: one ratio a response, clipped as a whole."""
+
+    kind: Literal["gspo"]
+    """sequence-level clip; goes with actor.aggregation seq_mean_token_mean"""
+    eps_low: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """how far a response's ratio may fall before the objective is flat"""
+    eps_high: PositiveFloat = 4e-4
+    """how far it may rise"""
+
+
+class CispoUpdate(Section):
+    """CISPO: the clipped ratio only weighs a token's gradient, so no token loses it."""
+
+    kind: Literal["cispo"]
+    """clipped importance weights"""
+    eps_low: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """how far a weight may fall below 1; 1 = no lower bound"""
+    eps_high: PositiveFloat = 0.28
+    """how far a weight may rise above 1"""
+
+
+AnyUpdate = (
+    ClipUpdate | PenaltyUpdate | TrpoUpdate | CpiUpdate | ReinforceUpdate | GspoUpdate | CispoUpdate
+)
+UPDATE_KINDS = [get_args(cls.model_fields["kind"].annotation)[0] for cls in get_args(AnyUpdate)]
+Update = Annotated[
+    AnyUpdate,
+    Field(discriminator="kind"),
+    BeforeValidator(lambda x: {"kind": "clip", **x} if isinstance(x, dict) else x),
+]
 
 
 class ActorSection(Section):
@@ -189,7 +373,13 @@ class ActorSection(Section):
     """weight of the entropy bonus"""
     max_grad_norm: PositiveFloat = 1.0
     """the gradient is scaled down to this norm"""
-    update: ClipUpdate = ClipUpdate()
+    aggregation: Literal[
+        "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
+    ] = "token_mean"
+    """how the losses of a minibatch's tokens become one number"""
+    stop_kl: PositiveFloat | None = None
+    """drop the rest of an iteration's steps once the KL from the old policy exceeds this"""
+    update: Update = ClipUpdate()
     """the trust region and its own fields"""
 
 
@@ -219,7 +409,7 @@ class Config(Section):
     """every random number is computed from it"""
     device: str = "auto"
     """cpu, cuda, or auto: cuda if there is one"""
-    threads: PositiveInt = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
     """CPU threads; the same number gives the same bits (default: the cores at hand)"""
 
     run: RunSection = RunSection()
@@ -238,15 +428,81 @@ class Config(Section):
         """Sampled responses an iteration."""
         return self.rollout.prompts * self.rollout.samples_per_prompt
 
+    @cached_property
+    def has_critic(self) -> bool:
+        return self.advantage.needs_critic
+
+    @cached_property
+    def critic_lr(self) -> float:
+        return self.critic.lr or self.actor.lr
+
+    @cached_property
+    def critic_epochs(self) -> int:
+        return self.critic.epochs or self.actor.epochs
+
+    @cached_property
+    def critic_minibatch_rows(self) -> int:
+        return self.critic.minibatch_rows or self.actor.minibatch_rows
+
     @model_validator(mode="after")
     def _minibatches_fit(self) -> Config:
         for name, section in (("critic", self.critic), ("actor", self.actor)):
-            if section.minibatch_rows > self.rows:
+            if (section.minibatch_rows or 0) > self.rows:
                 raise ValueError(
                     f"{name}.minibatch_rows is {section.minibatch_rows}, but an iteration has only "
                     f"{self.rollout.prompts} prompts x {self.rollout.samples_per_prompt} samples "
                     f"= {self.rows} rows; write at most {self.rows}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_rows(self) -> Config:
+        if self.advantage.by_group and self.rollout.samples_per_prompt < 2:
+            raise ValueError(
+                f"advantage.estimator {self.advantage.estimator} compares the responses to one "
+                f"prompt, so rollout.samples_per_prompt must be 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_fits(self) -> Config:
+        critic, estimator = self.critic, self.advantage.estimator
+        if not self.has_critic and (critic.shared_trunk or critic.warmup_iterations):
+            field = "shared_trunk" if critic.shared_trunk else "warmup_iterations"
+            raise ValueError(f"critic.{field} needs a critic, and {estimator} has none; use gae")
+        if not self.has_critic and self.advantage.truncation == "bootstrap":
+            raise ValueError(
+                f"advantage.truncation bootstrap needs a critic, and {estimator} has none; "
+                f"write zero"
+            )
+        for field in ("lr", "epochs", "minibatch_rows", "warmup_iterations"):
+            if critic.shared_trunk and getattr(critic, field):
+                raise ValueError(
+                    f"critic.{field} does not apply with critic.shared_trunk, where one optimizer "
+                    f"moves both; leave it out or write null"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _trpo_stands_alone(self) -> Config:
+        if self.actor.update.kind != "trpo":
+            return self
+        refused = {
+            "actor.entropy_coef": self.actor.entropy_coef > 0,
+            "kl.in_loss.coef": self.kl.in_loss.coef > 0,
+            "critic.shared_trunk": self.critic.shared_trunk,
+            "actor.stop_kl": self.actor.stop_kl is not None,
+        }
+        for field, given in refused.items():
+            if given:
+                raise ValueError(
+                    f"{field} does not go with actor.update.kind trpo, whose one step maximises "
+                    f"the surrogate alone; leave it out"
+                )
+        if self.rows < 2:
+            raise ValueError(
+                "actor.update.kind trpo needs at least 2 rows an iteration; raise rollout.prompts"
+            )
         return self
 
     @model_validator(mode="after")
@@ -265,79 +521,16 @@ class Config(Section):
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def load_config(
-    recipe: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
-) -> Config:
-    """A shipped recipe's name or a YAML path, with dotted overrides: {"actor.lr": 1e-4}."""
-    mapping = read_recipe(recipe)
-    for dotted, value in (overrides or {}).items():
-        merge_override(mapping, dotted, value)
-    return validate_config(mapping)
-
-
-def validate_config(mapping: Mapping[str, Any]) -> Config:
-    try:
-        return Config.model_validate(mapping)
-    except ValidationError as error:
-        raise UserError("\n".join(_sentence(dict(e)) for e in error.errors())) from None
-
-
-def shipped_recipes() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
-
-
-def read_recipe(recipe: str | os.PathLike[str]) -> dict[str, Any]:
-    shipped = shipped_recipes()
-    path = shipped.get(str(recipe), Path(recipe))
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        close = difflib.get_close_matches(str(recipe), shipped, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"shipped: {', '.join(shipped)}."
-        raise UserError(f"No recipe or YAML file {str(recipe)!r}; {hint}")
-    try:
-        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(mapping, dict):
-        raise UserError(f"{path} holds no mapping of sections; see `tether train --help`.")
-    return mapping
-
-
-def merge_override(mapping: dict[str, Any], dotted: str, value: Any) -> None:
-    *sections, field = dotted.split(".")
-    for depth, name in enumerate(sections, start=1):
-        mapping = mapping.setdefault(name, {})
-        if not isinstance(mapping, dict):
-            raise UserError(f"{dotted}: {'.'.join(sections[:depth])} is not a section.")
-    mapping[field] = value
-
-
 def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf field as (dotted name, pydantic FieldInfo), in order."""
     for name, info in section.model_fields.items():
         dotted = f"{prefix}{info.alias or name}"
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield from walk_fields(info.annotation, f"{dotted}.")
-        else:
+        sections = [
+            part
+            for part in (info.annotation, *get_args(info.annotation))
+            if isinstance(part, type) and issubclass(part, BaseModel)
+        ]
+        for part in sections:
+            yield from walk_fields(part, f"{dotted}.")
+        if not sections:
             yield dotted, info
-
-
-def _sentence(error: dict[str, Any]) -> str:
-    """One pydantic error as one sentence with the field and what to write."""
-    field = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"Unknown field {field}{_nearest(field)}"
-    if error["type"] == "missing":
-        return f"{field} is missing: give it in the recipe or as --{field} VALUE."
-    if not field:
-        return str(error["ctx"]["error"]) + "."
-    message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"{field} is {error['input']!r}, but {message}."
-
-
-def _nearest(field: str) -> str:
-    known = [dotted for dotted, _ in walk_fields()]
-    leaf = field.rsplit(".", 1)[-1]
-    # A right name in a wrong section is the likelier slip, so leaves are compared first.
-    same_leaf = [dotted for dotted in known if dotted.rsplit(".", 1)[-1] == leaf]
-    close = difflib.get_close_matches(field, same_leaf or known, n=1, cutoff=0.3)
-    return f"; did you mean {close[0]}?" if close else "; see `tether train --help` for the fields."

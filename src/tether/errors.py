@@ -1,4 +1,7 @@
-"""Mistakes that belong to the person at the keyboard, not to the program."""
+"""Ends of a command that are no fault of the program."""
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class UserError(Exception):
@@ -9,4 +12,8 @@ class UserError(Exception):
 
 
 class RunStopped(Exception):
-    """The run ended itself on purpose; the message says why and what is left on disk."""
+    """The run ended itself on purpose; the message says why, `events` what led to it."""
+
+    def __init__(self, message: str, events: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.events = events

@@ -10,7 +10,7 @@ Column t of every rows x response tensor is about `response_ids[:, t]`. Masks ar
 cell counts and come from lengths, never from comparing ids. Masked cells hold 0.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -40,6 +40,10 @@ class Prompts:
                 for f in fields(self)
             }
         )
+
+    def every(self, samples: int) -> "Prompts":
+        """The first of each `samples` neighbours: from rows back to prompts."""
+        return Prompts(**{f.name: getattr(self, f.name)[::samples] for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,14 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the reward gave each response; `usable` is False where it gave nothing usable."""
+    """What the reward gave each response."""
 
-    values: Float[Tensor, " rows"]  # 0 where not usable
-    usable: Bool[Tensor, " rows"]
+    values: Float[Tensor, " rows"]  # 0 where not scored
+    usable: Bool[Tensor, " rows"]  # may be trained on
+    scored: Bool[Tensor, " rows"]  # a usable row may go unscored: the critic speaks for it
+
+    def without(self, rows: Bool[Tensor, " rows"]) -> "Scores":
+        return Scores(torch.where(rows, 0.0, self.values), self.usable & ~rows, self.scored & ~rows)
 
 
 @dataclass(frozen=True)
@@ -127,21 +135,17 @@ class Experience:
     def __len__(self) -> int:
         return self.response_mask.shape[0]
 
-    def minibatch(self, rows: Int[Tensor, " some"]) -> "Minibatch":
-        sequences = self.sequences.select(rows)
-        return Minibatch(
-            sequences=sequences,
-            **{name: getattr(self, name)[rows, : sequences.width] for name in PER_TOKEN},
-        )
-
 
 @dataclass(frozen=True)
 class Minibatch:
     """The rows of one optimizer step, or of one microbatch of it."""
 
+    rows: Int[Tensor, " rows"]  # their numbers in the experience
     sequences: Sequences
+    weights: Float[Tensor, "rows response"]  # of each cell in the minibatch's loss
     response_mask: Bool[Tensor, "rows response"]
     old_log_probs: Float[Tensor, "rows response"]
+    ref_log_probs: Float[Tensor, "rows response"]
     values: Float[Tensor, "rows response"]
     returns: Float[Tensor, "rows response"]
     policy_advantages: Float[Tensor, "rows response"]
@@ -150,9 +154,11 @@ class Minibatch:
         return self.response_mask.shape[0]
 
     def select(self, rows: Int[Tensor, " some"]) -> "Minibatch":
+        """These of its rows, cut to the longest of them."""
         sequences = self.sequences.select(rows)
-        tensors = {name: getattr(self, name)[rows, : sequences.width] for name in PER_TOKEN}
-        return replace(self, sequences=sequences, **tensors)
-
-
-PER_TOKEN = tuple(f.name for f in fields(Minibatch) if f.name != "sequences")
+        cut = {
+            f.name: getattr(self, f.name)[rows, : sequences.width]
+            for f in fields(self)
+            if f.name not in ("rows", "sequences")
+        }
+        return Minibatch(rows=self.rows[rows], sequences=sequences, **cut)

@@ -1,8 +1,14 @@
-"""Advantage estimators: from token rewards (and values) to advantages."""
+"""Advantage estimators: how much better than expected was each token?
+
+`gae` asks a critic what was expected. The others need none: they compare a response with others
+to the same prompt, with the batch, or with the greedy response. s is a row's summed token reward.
+"""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+SPREAD_FLOOR = 1e-6
 
 
 def what_follows(
@@ -42,3 +48,72 @@ def gae(
         next_value = torch.where(here, values[:, t], next_value)
         next_advantage = torch.where(here, advantage, next_advantage)
     return advantages
+
+
+def reward_to_go(
+    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], gamma: float
+) -> Float[Tensor, "rows response"]:
+    """Discounted sum of the rewards from each token on; masked columns do not discount."""
+    zeros = torch.zeros_like(rewards)
+    return gae(rewards, zeros, zeros[:, 0], mask, gamma, lam=1.0)
+
+
+def remax(
+    rewards: Float[Tensor, "rows response"],
+    greedy_scores: Float[Tensor, " rows"],
+    mask: Bool[Tensor, "rows response"],
+    gamma: float,
+) -> Float[Tensor, "rows response"]:
+    """Reward-to-go minus what the greedy response to the same prompt scored."""
+    return torch.where(mask, reward_to_go(rewards, mask, gamma) - greedy_scores[:, None], 0.0)
+
+
+def group_advantages(
+    estimator: str,
+    rewards: Float[Tensor, "rows response"],
+    scores: Float[Tensor, " rows"],
+    mask: Bool[Tensor, "rows response"],
+    samples: int,
+) -> Float[Tensor, "rows response"]:
+    """One advantage a row, the same on all its tokens: s against the group's baseline.
+
+    A group is the `samples` neighbouring rows of one prompt; rows without a True cell are not in
+    it. A group whose raw scores are all equal says nothing, and gets 0.
+
+        grpo                          (s - mean) / (std + 1e-6)
+        dr_grpo                       s - mean
+        reinforce_plus_plus_baseline  s - mean, to be whitened
+        rloo                          s - mean of the others = k/(k-1) (s - mean)
+        opo                           s - mean weighted by length
+    """
+    there = mask.any(dim=1).view(-1, samples)
+    total = torch.where(there, rewards.sum(dim=1).view(-1, samples), 0.0)
+    count = there.sum(dim=1, keepdim=True)
+    mean = total.sum(dim=1, keepdim=True) / count.clamp(min=1)
+    centred = torch.where(there, total - mean, 0.0)
+    match estimator:
+        case "grpo":
+            variance = (centred**2).sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)
+            advantage = centred / (variance.sqrt() + SPREAD_FLOOR)
+        case "dr_grpo" | "reinforce_plus_plus_baseline":
+            advantage = centred
+        case "rloo":
+            advantage = centred * count / (count - 1).clamp(min=1)
+        case "opo":
+            lengths = mask.sum(dim=1).view(-1, samples)
+            weighted = (lengths * total).sum(dim=1, keepdim=True)
+            advantage = total - weighted / lengths.sum(dim=1, keepdim=True).clamp(min=1)
+        case _:
+            raise ValueError(f"no group estimator {estimator!r}")
+    advantage = torch.where(zero_spread(scores, mask, samples)[:, None], 0.0, advantage)
+    return torch.where(mask, advantage.reshape(-1, 1), 0.0)
+
+
+def zero_spread(
+    scores: Float[Tensor, " rows"], mask: Bool[Tensor, "rows response"], samples: int
+) -> Bool[Tensor, " groups"]:
+    """Groups whose raw scores are all the same."""
+    there, grouped = mask.any(dim=1).view(-1, samples), scores.view(-1, samples)
+    highest = torch.where(there, grouped, -torch.inf).amax(dim=1)
+    lowest = torch.where(there, grouped, torch.inf).amin(dim=1)
+    return highest <= lowest

@@ -1,7 +1,8 @@
-"""KL divergence: per-token estimates from sampled tokens, and the exact sum over distributions.
+"""KL divergence: per-token estimates from sampled tokens, and exact sums over distributions.
 
-Tokens are drawn from the actor, so log pi - log pi_ref averages to KL(pi || pi_ref): the actor's
-divergence *from* the reference. A single k1 may be negative; clipping it would bias the mean.
+Write q = log pi - log pi_ref. Tokens are drawn from the actor, so q averages to KL(pi || pi_ref):
+the actor's divergence *from* the reference. Which estimator is right depends on where it stands:
+docs/kl.md has the table, and tests/learning/test_kl_bandit.py proves it.
 """
 
 import math
@@ -19,8 +20,26 @@ def k1(
     ref_log_probs: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
 ) -> Float[Tensor, "*shape"]:
-    """log pi - log pi_ref: unbiased, may be negative."""
-    return torch.where(mask, log_probs - ref_log_probs, torch.zeros_like(log_probs))
+    """q: unbiased; a single one may be negative, and clipping it would bias the mean."""
+    return torch.where(mask, log_probs - ref_log_probs, 0.0)
+
+
+def absolute(
+    log_probs: Float[Tensor, "*shape"],
+    ref_log_probs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+) -> Float[Tensor, "*shape"]:
+    """|q|: biased."""
+    return k1(log_probs, ref_log_probs, mask).abs()
+
+
+def k2(
+    log_probs: Float[Tensor, "*shape"],
+    ref_log_probs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+) -> Float[Tensor, "*shape"]:
+    """q²/2: biased as a value; its gradient is the exact KL's in the mean."""
+    return 0.5 * k1(log_probs, ref_log_probs, mask) ** 2
 
 
 def k3(
@@ -28,9 +47,53 @@ def k3(
     ref_log_probs: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
 ) -> Float[Tensor, "*shape"]:
-    """exp(-q) - 1 + q with q = log pi - log pi_ref: unbiased on samples of pi, never negative."""
+    """exp(-q) - 1 + q: unbiased, never negative. q is held within ±20 against overflow; holding
+    the result instead would bias it."""
     q = (log_probs - ref_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.where(mask, torch.expm1(-q) + q, torch.zeros_like(q))
+    return torch.where(mask, torch.expm1(-q) + q, 0.0)
+
+
+def with_gradient_of_k2(
+    value: Float[Tensor, "*shape"],
+    log_probs: Float[Tensor, "*shape"],
+    ref_log_probs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+) -> Float[Tensor, "*shape"]:
+    """The number of one estimator with the gradient of k2: the `+` forms."""
+    carrier = k2(log_probs, ref_log_probs, mask)
+    return carrier - carrier.detach() + value.detach()
+
+
+def estimate_kl(
+    name: str,
+    log_probs: Float[Tensor, "*shape"],
+    ref_log_probs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+) -> Float[Tensor, "*shape"]:
+    """The sampled estimator of that name, on True cells. (`full` needs the vocabulary: heads.)"""
+    arguments = log_probs, ref_log_probs, mask
+    match name:
+        case "k1":
+            return k1(*arguments)
+        case "abs":
+            return absolute(*arguments)
+        case "k2":
+            return k2(*arguments)
+        case "k3":
+            return k3(*arguments)
+        case "k1+":
+            return with_gradient_of_k2(k1(*arguments), *arguments)
+        case "k3+":
+            return with_gradient_of_k2(k3(*arguments), *arguments)
+    raise ValueError(f"no KL estimator {name!r}")
+
+
+def full_kl(
+    log_p: Float[Tensor, "*cells vocabulary"], log_q: Float[Tensor, "*cells vocabulary"]
+) -> Float[Tensor, "*cells"]:
+    """KL(p || q) summed over the vocabulary; a token with p = 0 adds 0, not 0 x infinity."""
+    terms = log_p.exp() * (log_p - log_q)
+    return torch.where(log_p == -math.inf, 0.0, terms).sum(dim=-1)
 
 
 def exact_kl(p: Sequence[float], q: Sequence[float]) -> float:

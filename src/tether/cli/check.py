@@ -11,7 +11,7 @@ def check(
 ) -> None:
     """Validate config, data and model, and print the plan. Trains nothing, writes nothing."""
     from tether import api
-    from tether.config import load_config
+    from tether.recipes import load_config
 
     plain, overrides = parse_words(words or [])
     recipe = one_word(plain, "arithmetic", "recipe")

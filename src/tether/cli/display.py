@@ -14,6 +14,7 @@ from tether.train.outcome import Outcome
 from tether.train.watch import Watcher
 
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
+EVENTS_SHOWN = 3  # an iteration
 PLAIN_LINES = 20  # progress lines in the course of a run, where there is no terminal
 
 
@@ -25,15 +26,16 @@ class Display(Watcher):
         self.console = Console(highlight=False, soft_wrap=True)
         self.progress = Progress(
             TextColumn("  {task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[numbers]}"),
             console=self.console,
             disable=not self.console.is_terminal,
         )
         self.task = None
         self.prompt = "Hello"
+        self.score: float | None = None
 
     def __enter__(self) -> "Display":
         return self
@@ -47,7 +49,7 @@ class Display(Watcher):
         self._say(
             f"plan       {iterations} iterations, each {c.rollout.prompts} prompts x "
             f"{c.rollout.samples_per_prompt} samples = {c.rows} rows; "
-            f"actor {c.model.actor}, {c.threads} threads, seed {c.seed}"
+            f"actor {c.model.actor}, threads {c.threads}, seed {c.seed}"
         )
 
     def checked(self, findings: str) -> None:
@@ -62,17 +64,17 @@ class Display(Watcher):
         self._say(
             f"held-out   after {evaluation.iteration} iterations: sampled "
             f"{score_text(sampled.mean, sampled.binary)}, greedy "
-            f"{score_text(greedy.mean, greedy.binary)}, KL {evaluation.kl:.3f}"
+            f"{score_text(greedy.mean, greedy.binary)}, KL {_kl(evaluation.kl)}"
         )
 
     def iterated(self, outcome: Outcome, metrics: dict[str, float], texts: list[str]) -> None:
         total = self.config.train.iterations
         speed = outcome.timings()["throughput/tokens_per_second"]
         numbers = (
-            f"score {metrics['score/mean']:.3f}  KL {metrics['kl/sequence_mean']:.3f}  "
-            f"entropy {metrics['actor/entropy']:.3f}  {speed:,.0f} tokens/s"
+            f"score {metrics['score/mean']:.3f}  KL {_kl(metrics.get('kl/sequence_mean'))}  "
+            f"entropy {_kl(metrics.get('actor/entropy'))}  {speed:,.0f} tokens/s"
         )
-        done = outcome.iteration + 1
+        done, self.score = outcome.iteration + 1, metrics["score/mean"]
         if self.task is None:
             self.progress.start()
             self.task = self.progress.add_task("training", total=total, numbers="")
@@ -81,17 +83,21 @@ class Display(Watcher):
             self._say(f"{done:>5}/{total}  {numbers}")
         if _due(done, total, SAMPLES_SHOWN):
             row = done % len(texts)
-            score = f"{float(outcome.scores.values[row]):g}" if outcome.scores.usable[row] else "–"
+            score = f"{float(outcome.scores.values[row]):g}" if outcome.scores.scored[row] else "–"
             self.prompt = printable(outcome.prompts.texts[row])
             self._say(f"sample     {self.prompt} → {printable(texts[row])}   (score {score})")
-        for event in outcome.events[:3]:
+        for event in outcome.events[:EVENTS_SHOWN]:
             self._say(f"event      {event.kind}, row {event.row}: {printable(event.message)}")
+        if len(outcome.events) > EVENTS_SHOWN:
+            more = len(outcome.events) - EVENTS_SHOWN
+            self._say(f"event      and {more} more, in events.jsonl")
 
     def summary(self, result: Result) -> None:
         c, seconds = self.config, f"{result.train_seconds:.0f} s"
         done = f"{result.iterations_done} of {c.train.iterations} iterations"
         if result.interrupted is not None:
-            self._say(f"stopped by {result.interrupted.name} after {done}; the weights are saved.")
+            reached = "" if self.score is None else f" at a score of {self.score:.3f}"
+            self._say(f"stopped by {result.interrupted.name} after {done}{reached}; weights saved.")
         if result.after is not None and result.iterations_done:
             self.console.print()
             self.console.print(results_table(result.before, result.after), markup=False)
@@ -123,8 +129,13 @@ def results_table(before: Evaluation, after: Evaluation) -> str:
             else f"{new.mean - old.mean:+.3f}"
         )
         rows.append([name, *cells, change])
-    rows.append(["KL spent", f"{before.kl:.3f}", "", f"{after.kl:.3f}", "", "nats a response"])
+    rows.append(["KL spent", _kl(before.kl), "", _kl(after.kl), "", "nats a response"])
     return table(rows)
+
+
+def _kl(nats: float | None) -> str:
+    """Without a reference there is no KL; in a warm-up there is no entropy yet."""
+    return "–" if nats is None else f"{nats:.3f}"
 
 
 def _due(done: int, total: int, times: int) -> bool:

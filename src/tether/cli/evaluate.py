@@ -12,13 +12,16 @@ COMMAND = {"cls": ConfigCommand, "context_settings": CONTEXT}
 
 def evaluate(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL [--section.field VALUE]...")
+        list[str] | None, typer.Argument(metavar="MODEL [--section.field VALUE]...", hidden=True)
     ] = None,
     recipe: Annotated[
         str, typer.Option(help="Whose data and reward to use; a run brings its own.")
     ] = "arithmetic",
 ) -> None:
-    """Score MODEL (a run, a model directory or tether:starter) on a recipe's held-out prompts."""
+    """Score a model on held-out prompts.
+
+    MODEL is a run, a model directory or tether:starter.
+    """
     from tether import api
 
     plain, overrides = parse_words(words or [])
@@ -29,4 +32,5 @@ def evaluate(
         mean, low, high = (score_text(x, part.binary) for x in (part.mean, part.low, part.high))
         rows.append([name, mean, f"{low} – {high}", str(part.count)])
     print(table(rows))
-    print(f"  KL to the reference: {evaluation.kl:.4f} nats a sampled response")
+    if evaluation.kl is not None:
+        print(f"  KL to the reference: {evaluation.kl:.4f} nats a sampled response")

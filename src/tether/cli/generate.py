@@ -1,5 +1,6 @@
 """`tether generate`: talk to a model."""
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tether.cli.text import printable
+from tether.errors import UserError
 
 
 def generate(
@@ -27,18 +29,27 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other samples.")] = 0,
 ) -> None:
-    """Print a model's response to PROMPT: greedy, or sampled with --samples or --temperature."""
+    """Talk to a model.
+
+    Prints its response to PROMPT: the likeliest, or sampled with --samples or --temperature.
+    """
     from tether import api
 
+    if temperature is not None and not math.isfinite(temperature):
+        raise UserError("--temperature must be a finite number.")
     if temperature is None:
         temperature = 1.0 if samples > 1 else 0.0
-    talker = api.Talker(api.pick_model(model), max_tokens)
+    picked = api.pick_model(model)
+    if model is None:
+        print(f"model: {picked}", file=sys.stderr)
+    talker = api.Talker(picked, max_tokens)
     for line in [prompt] if prompt is not None else _lines():
         for response, finished in talker.respond(line, samples, temperature, seed):
             print(printable(response) + ("" if finished else " … (cut at --max-tokens)"))
 
 
 def _lines() -> Iterator[str]:
+    sys.stdin.reconfigure(errors="replace")
     interactive = sys.stdin.isatty()
     while True:
         if interactive:

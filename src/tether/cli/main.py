@@ -1,6 +1,7 @@
 """`tether`: the list of commands, and what a person sees when one fails. Imports no torch."""
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -47,6 +48,9 @@ def _options(
 
 
 def main() -> None:
+    # Ctrl-C while modules load would be lost in an import; a run sets its own handler.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stdout.reconfigure(errors="replace")
     # Waiting threads that spin make a run crawl as soon as another program wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
@@ -57,8 +61,8 @@ def main() -> None:
     except RunStopped as error:
         complain(str(error))
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

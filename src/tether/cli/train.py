@@ -11,7 +11,7 @@ def train(
     words: RecipeAndFields = None,
 ) -> None:
     """Train a policy with PPO. RECIPE is a shipped name (default: arithmetic) or a YAML file."""
-    from tether.config import load_config
+    from tether.recipes import load_config
 
     plain, overrides = parse_words(words or [])
     config = load_config(one_word(plain, "arithmetic", "recipe"), overrides)

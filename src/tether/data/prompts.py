@@ -73,7 +73,7 @@ def load_prompts(path: str, data: DataSection, tokenizer: PreTrainedTokenizerBas
 def read_rows(path: str) -> list[dict[str, Any]]:
     """A JSON-lines file as one dict a line."""
     try:
-        lines = assets.resolve(path).read_text(encoding="utf-8").splitlines()
+        text = assets.resolve(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; save it as UTF-8 JSON lines.") from None
     except OSError as error:
@@ -81,6 +81,8 @@ def read_rows(path: str) -> list[dict[str, Any]]:
         raise UserError(
             f"{path} cannot be opened: {reason}; check data.train and data.heldout."
         ) from None
+    # Only a line feed ends a line: JSON text may hold other separators, such as U+2028.
+    lines = text.removesuffix("\n").split("\n") if text else []
     rows = [
         _parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)
     ]
@@ -90,6 +92,8 @@ def read_rows(path: str) -> list[dict[str, Any]]:
 
 
 def _parse_line(line: str, where: str) -> dict[str, Any]:
+    if not line.strip():
+        raise UserError(f"{where} is empty; write one JSON object a line.")
     try:
         row = json.loads(line)
     except ValueError as error:

@@ -1,5 +1,6 @@
 """A prompt as the model expects to read it."""
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from tether.errors import UserError
@@ -17,5 +18,8 @@ def render_prompt(
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
     # The template writes its own special tokens; the tokenizer must not add them again.
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise UserError(f"The model's chat template does not render: {error}.") from None
     return tokenizer(text, add_special_tokens=False).input_ids

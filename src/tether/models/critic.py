@@ -1,4 +1,4 @@
-"""The critic: a trunk of its own with one linear value head."""
+"""The critic: a trunk with one linear value head."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,7 +11,10 @@ from tether.types import Sequences
 
 
 class Critic(nn.Module):
-    """V(state before token t). The head starts at zero, so the first values are exactly 0."""
+    """V(state before token t). The head starts at zero, so the first values are exactly 0.
+
+    Given the actor's own model, the head stands on the actor's trunk and both learn together.
+    """
 
     def __init__(self, model: PreTrainedModel, microbatch_tokens: int) -> None:
         super().__init__()
@@ -24,9 +27,10 @@ class Critic(nn.Module):
 
     def forward(self, sequences: Sequences) -> Float[Tensor, "rows states"]:
         """Values before every response token and, in column `response_lengths`, after the last."""
-        states = states_before_tokens(self.trunk, sequences)
-        values = self.head(states).squeeze(-1)
-        return values.to(self.float_type)
+        return self.read(states_before_tokens(self.trunk, sequences))
+
+    def read(self, states: Float[Tensor, "rows states width"]) -> Float[Tensor, "rows states"]:
+        return self.head(states).squeeze(-1).to(self.float_type)
 
     @torch.no_grad()
     def values(
@@ -41,3 +45,13 @@ class Critic(nn.Module):
             values[rows, : part.width] = raw[:, :-1]
             final_values[rows] = raw.gather(1, part.response_lengths[:, None]).squeeze(1)
         return torch.where(mask, values, 0.0), final_values
+
+
+class NoCritic:
+    """For estimators that ask for no values: all 0, and nothing is loaded or computed."""
+
+    def values(
+        self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
+    ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
+        zeros = torch.zeros(mask.shape, device=mask.device)
+        return zeros, zeros[:, 0]

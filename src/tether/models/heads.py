@@ -1,4 +1,4 @@
-"""Functions over hidden states: log-probs, entropies, values.
+"""Functions over hidden states: log-probs, entropies, full-vocabulary KL.
 
 Logits are made in chunks and, under autograd, made again in the backward pass, so a tensor of
 rows x length x vocabulary is never stored. Only cells that the mask asks for are computed.
@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from tether.algo.kl import full_kl
 
 CHUNK_LOGITS = 2**24  # numbers in one chunk of logits: 64 MiB in float32
 
@@ -40,19 +42,41 @@ def token_log_probs_and_entropies(
         entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
         return log_probs.gather(1, ids[:, None]).squeeze(1), entropies
 
-    cells_states, cells_ids = states[mask], ids[mask]
+    log_probs, entropies = _in_chunks(of_cells, (states, ids), mask, vocabulary)
+    return log_probs, entropies
+
+
+def token_full_kl(
+    p_head: Head,
+    p_states: Float[Tensor, "rows response width"],
+    q_head: Head,
+    q_states: Float[Tensor, "rows response width"],
+    mask: Bool[Tensor, "rows response"],
+    temperature: float,
+    vocabulary: int,
+) -> Float[Tensor, "rows response"]:
+    """KL(p || q) over the whole vocabulary at each True cell; 0 elsewhere."""
+
+    def of_cells(p_states: Tensor, q_states: Tensor) -> tuple[Tensor]:
+        log_p = log_softmax(p_head, p_states, temperature)
+        return (full_kl(log_p, log_softmax(q_head, q_states, temperature)),)
+
+    return _in_chunks(of_cells, (p_states, q_states), mask, vocabulary)[0]
+
+
+def _in_chunks(
+    of_cells: Callable[..., tuple[Tensor, ...]],
+    inputs: tuple[Tensor, ...],
+    mask: Bool[Tensor, "rows response"],
+    vocabulary: int,
+) -> list[Float[Tensor, "rows response"]]:
+    """Apply a function of cells to the True cells, some at a time; its results in their places."""
     size = max(1, CHUNK_LOGITS // vocabulary)
-    chunks = list(zip(cells_states.split(size), cells_ids.split(size), strict=True))
+    chunks = list(zip(*(x[mask].split(size) for x in inputs), strict=True))
     recompute = torch.is_grad_enabled() and len(chunks) > 1
     parts = [
         checkpoint(of_cells, *chunk, use_reentrant=False) if recompute else of_cells(*chunk)
         for chunk in chunks
     ]
-    log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
-    return _scatter(log_probs, mask), _scatter(entropies, mask)
-
-
-def _scatter(
-    cells: Float[Tensor, " cells"], mask: Bool[Tensor, "rows response"]
-) -> Float[Tensor, "rows response"]:
-    return cells.new_zeros(mask.shape).masked_scatter(mask, cells)
+    columns = (torch.cat(column) for column in zip(*parts, strict=True))
+    return [cells.new_zeros(mask.shape).masked_scatter(mask, cells) for cells in columns]

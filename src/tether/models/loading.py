@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -15,6 +16,7 @@ from transformers.utils import logging
 from tether import assets
 from tether.errors import UserError
 
+logging.set_verbosity_error()  # what goes wrong in loading is said in one sentence below
 logging.disable_progress_bar()  # a bar a model loaded would bury the run's own lines
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -35,7 +37,10 @@ class Vocabulary:
 
 
 def load_vocabulary(name: str, model: PreTrainedModel) -> Vocabulary:
-    tokenizer = AutoTokenizer.from_pretrained(model_directory(name), local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_directory(name), local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise UserError(f"{name} has no tokenizer that loads: {_first_line(error)}") from None
     return Vocabulary(tokenizer, _eos_ids(name, model, tokenizer))
 
 
@@ -50,7 +55,7 @@ def load_causal_lm(name: str, dtype: str, device: torch.device) -> PreTrainedMod
             use_safetensors=True,
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"{name} does not load as a causal language model: {_first_line(error)}"
         ) from None
@@ -63,7 +68,8 @@ def model_directory(name: str) -> Path:
     directory = assets.resolve(name)
     if not directory.is_dir():
         raise UserError(
-            f"No model directory {name!r}; give a local Hugging Face directory or tether:starter."
+            f"No model directory {name!r}; give a local Hugging Face directory, a run or "
+            f"tether:starter."
         )
     if not (directory / "config.json").is_file():
         raise UserError(f"{name} has no config.json, so it is no Hugging Face model directory.")
@@ -82,6 +88,9 @@ def _eos_ids(
             f"{name} names no EOS token, so no response could end; set eos_token_id in its "
             f"generation_config.json."
         )
+    vocabulary = model.config.vocab_size
+    if max(found) >= vocabulary:
+        raise UserError(f"{name} names EOS id {max(found)}, but has only {vocabulary} tokens.")
     return found
 
 

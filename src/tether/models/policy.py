@@ -1,4 +1,4 @@
-"""The actor, and the reference that scores its tokens: a causal language model as a policy."""
+"""The actor: a causal language model as a policy."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -7,14 +7,14 @@ from transformers import PreTrainedModel
 
 from tether.data.collate import microbatches
 from tether.models.forward import states_before_tokens, trunk
-from tether.models.heads import token_log_probs_and_entropies
+from tether.models.heads import Head, token_full_kl, token_log_probs_and_entropies
 from tether.types import Sequences
 
 
 class Policy:
     """Log-probs of response tokens under one model at one temperature.
 
-    Old, new and reference log-probs all come from `evaluate`: one code path, no dropout.
+    Old, new and reference log-probs all come from `states` and `read`: one path, no dropout.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float, microbatch_tokens: int) -> None:
@@ -22,19 +22,41 @@ class Policy:
         self.temperature = temperature
         self.microbatch_tokens = microbatch_tokens
 
-    def evaluate(
-        self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
+    @property
+    def head(self) -> Head:
+        return self.model.get_output_embeddings()
+
+    def states(self, sequences: Sequences) -> Float[Tensor, "rows response width"]:
+        """The state before each response token, with gradients."""
+        return states_before_tokens(trunk(self.model), sequences)[:, :-1]
+
+    def read(
+        self,
+        states: Float[Tensor, "rows response width"],
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
     ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"]]:
-        """Log-probs and entropies of the True cells, in one forward, with gradients."""
-        states = states_before_tokens(trunk(self.model), sequences)[:, :-1]
+        """Log-probs and entropies of the True cells."""
         return token_log_probs_and_entropies(
-            self.model.get_output_embeddings(),
+            self.head,
             states,
             sequences.response_ids,
             mask,
             self.temperature,
             self.model.config.vocab_size,
         )
+
+    def full_kl(
+        self,
+        p_head: Head,
+        p_states: Float[Tensor, "rows response width"],
+        q_head: Head,
+        q_states: Float[Tensor, "rows response width"],
+        mask: Bool[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        """KL(p || q) of two heads over their states, at this policy's temperature."""
+        vocabulary = self.model.config.vocab_size
+        return token_full_kl(p_head, p_states, q_head, q_states, mask, self.temperature, vocabulary)
 
     @torch.no_grad()
     def log_probs(
@@ -45,5 +67,6 @@ class Policy:
         result = torch.zeros(mask.shape, dtype=float_type, device=mask.device)
         for rows in microbatches(sequences, self.microbatch_tokens):
             part = sequences.select(rows)
-            result[rows, : part.width], _ = self.evaluate(part, mask[rows, : part.width])
+            log_probs, _ = self.read(self.states(part), part, mask[rows, : part.width])
+            result[rows, : part.width] = log_probs
         return result

@@ -5,15 +5,26 @@ OUT with {"score": number or null} or {"error": sentence}. The function's own pr
 near that pipe. It imports no torch, so it starts in a blink and holds little memory.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 
 from tether.errors import UserError
 from tether.rewards.function import call_reward, load_reward
 
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """However the parent ends, a reward that hangs must not outlive it. (Linux only.)"""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
 
 def main(kind: str, rows_fd: int, verdicts_fd: int) -> None:
+    die_with_parent()
     with os.fdopen(rows_fd, encoding="utf-8") as rows, os.fdopen(verdicts_fd, "w") as verdicts:
 
         def answer(verdict: dict) -> None:

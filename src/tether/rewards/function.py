@@ -3,7 +3,7 @@
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,23 @@ def load_reward(kind: str) -> Reward:
     return function
 
 
-def check_arguments(function: Reward, columns: Mapping[str, Any]) -> None:
-    """Refuse a reward that asks for a column the data does not have."""
-    for name, parameter in inspect.signature(function).parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
-        if required and name not in ROW_ARGUMENTS and name not in columns:
+def check_arguments(function: Reward, rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Refuse a reward that asks for a column which a data row does not have."""
+    if not callable(function):
+        raise UserError(f"The reward is {function!r}, which is not a function.")
+    wanted = [
+        name
+        for name, p in inspect.signature(function).parameters.items()
+        if p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        and name not in ROW_ARGUMENTS
+    ]
+    for line, row in enumerate(rows, start=1):
+        missing = [name for name in wanted if name not in row]
+        if missing:
             raise UserError(
-                f"The reward asks for {name!r}, but the data has only the columns "
-                f"{', '.join(columns) or 'none'} (besides {', '.join(ROW_ARGUMENTS)})."
+                f"The reward asks for {missing[0]!r}, but {path}, line {line} has only the columns "
+                f"{', '.join(row) or 'none'} (besides {', '.join(ROW_ARGUMENTS)})."
             )
 
 
@@ -67,6 +73,6 @@ def _import_file(path: Path) -> object:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises, it is the file that is named
+    except (Exception, SystemExit) as error:  # whatever a user's file does, it is what is named
         raise UserError(f"{path} does not import: {type(error).__name__}: {error}.") from None
     return module

@@ -22,19 +22,26 @@ def create_run_directory(directory: Path | None, name: str, overwrite: bool) -> 
     """A new directory: the one asked for, or the next free runs/NAME-001, -002, …"""
     if directory is None:
         return _next_free(name)
-    if overwrite and directory.exists():
-        if any(directory.iterdir()) and not (directory / CONFIG).is_file():
-            raise UserError(f"run.overwrite: {directory} holds no run, so it is not removed.")
+    refuse_taken(directory, overwrite)
+    if directory.exists():
         shutil.rmtree(directory)
     try:
         directory.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(
-            f"run.dir {directory} exists; choose another, or replace it by --run.overwrite true."
-        ) from None
     except OSError as error:
         raise UserError(f"run.dir {directory} cannot be made: {error.strerror}.") from None
     return directory
+
+
+def refuse_taken(directory: Path | None, overwrite: bool) -> None:
+    """Only a run may be replaced, and only when asked; nothing else that exists is touched."""
+    if directory is None or not directory.exists():
+        return
+    if not (directory / CONFIG).is_file():
+        raise UserError(f"run.dir {directory} exists and is no run; choose another.")
+    if not overwrite:
+        raise UserError(
+            f"run.dir {directory} exists; choose another, or replace it by --run.overwrite true."
+        )
 
 
 def _next_free(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Metrics that know how they add up: a mean, a sum, a maximum, or a plain number.
+"""Metrics that know how they add up: a mean, a sum, an extreme, or a plain number.
 
 They hold tensors until the end of an iteration, so that measuring never waits for a device.
 """
@@ -47,6 +47,17 @@ class Max:
 
 
 @dataclass(frozen=True)
+class Min:
+    bottom: Number
+
+    def merge(self, other: "Min") -> "Min":
+        return Min(min(float(self.bottom), float(other.bottom)))
+
+    def value(self) -> float:
+        return float(self.bottom)
+
+
+@dataclass(frozen=True)
 class Level:
     """A number that is simply so at the end of the iteration, such as a learning rate."""
 
@@ -59,7 +70,7 @@ class Level:
         return float(self.now)
 
 
-Metric = Mean | Sum | Max | Level
+Metric = Mean | Sum | Max | Min | Level
 
 
 @dataclass

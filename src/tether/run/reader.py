@@ -17,7 +17,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
+    records = []
+    for number, line in enumerate(complete.split("\n") if complete else [], start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            raise UserError(f"{path}, line {number} is not JSON; the file is damaged.") from None
+    return records
 
 
 def latest_checkpoint(run: Path) -> Path:

@@ -11,15 +11,20 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import save_model
 
+from tether.models.critic import Critic
 from tether.run.directory import CHECKPOINTS, LATEST, SCHEMA
+from tether.train.controls import Controls
 from tether.train.roles import Roles
 
 
-def save_checkpoint(run: Path, iterations_done: int, beta: float, roles: Roles, keep: int) -> Path:
+def save_checkpoint(
+    run: Path, iterations_done: int, controls: Controls, roles: Roles, keep: int
+) -> Path:
     """Write the state after `iterations_done` iterations; an existing one is left as it is."""
     folder = run / CHECKPOINTS
     place = folder / f"{iterations_done:06d}"
@@ -31,8 +36,9 @@ def save_checkpoint(run: Path, iterations_done: int, beta: float, roles: Roles, 
 
     roles.actor.model.save_pretrained(staged / "actor")
     roles.vocabulary.tokenizer.save_pretrained(staged / "actor")
-    save_model(roles.critic, str(staged / "critic.safetensors"))
-    state = {"schema": SCHEMA, "iterations_done": iterations_done, "beta": beta}
+    if isinstance(roles.critic, Critic):
+        save_model(roles.critic, str(staged / "critic.safetensors"))
+    state = {"schema": SCHEMA, "iterations_done": iterations_done, **asdict(controls)}
     (staged / "state.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
     _write_manifest(staged)
 

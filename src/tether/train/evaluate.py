@@ -8,8 +8,9 @@ from tether.algo.kl import k1
 from tether.config import Config
 from tether.data.collate import join
 from tether.rollout.episode import Draw, Greedy, single_turns
+from tether.run.events import Event
 from tether.train.roles import Roles
-from tether.train.scoring import score_rollout
+from tether.train.scoring import score_responses
 from tether.types import Prompts, Scores
 
 Z95 = 1.959964  # the standard normal's 97.5% point
@@ -34,35 +35,38 @@ class Evaluation:
     iteration: int
     greedy: Estimate
     sampled: Estimate
-    kl: float  # mean KL to the reference of a sampled response, in nats
+    kl: float | None  # mean KL to the reference of a sampled response, in nats
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def evaluate(iteration: int, prompts: Prompts, roles: Roles, config: Config) -> Evaluation:
+def evaluate(
+    iteration: int, prompts: Prompts, roles: Roles, config: Config
+) -> tuple[Evaluation, list[Event]]:
     """One greedy and one sampled response a prompt; the draws are the same at every evaluation."""
     roles.sampler.sync(roles.actor.model, iteration)
     episodes = single_turns(prompts)
     greedy = roles.sampler.run(episodes, Greedy())
     sampled = roles.sampler.run(episodes, Draw(config.seed, "evaluate", 0))
     sequences, mask = join(sampled), sampled.response_mask
-    kl = k1(
-        roles.actor.log_probs(sequences, mask), roles.reference.log_probs(sequences, mask), mask
-    )
-    greedy_scores, _ = score_rollout(prompts, greedy, roles, config)
-    sampled_scores, _ = score_rollout(prompts, sampled, roles, config)
-    return Evaluation(
+    old_log_probs = roles.actor.log_probs(sequences, mask)
+    ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
+    kl = k1(old_log_probs, ref_log_probs, mask)
+    greedy_scores, greedy_events = score_responses(prompts, greedy, roles, config)
+    sampled_scores, sampled_events = score_responses(prompts, sampled, roles, config)
+    evaluation = Evaluation(
         iteration=iteration,
         greedy=estimate(greedy_scores),
         sampled=estimate(sampled_scores),
-        kl=float(kl.sum() / len(prompts)),
+        kl=float(kl.sum() / len(prompts)) if config.kl.needs_reference else None,
     )
+    return evaluation, [*greedy_events, *sampled_events]
 
 
 def estimate(scores: Scores) -> Estimate:
     """Wilson's interval for scores of 0 and 1, the normal one for others."""
-    values = scores.values[scores.usable].double()
+    values = scores.values[scores.scored].double()
     count = len(values)
     if count == 0:
         return Estimate(0.0, 0.0, 0.0, count=0, binary=False)

@@ -1,23 +1,24 @@
 """One iteration of PPO, whole, in the order in which the data flows."""
 
-from tether.algo.advantages import gae, what_follows
-from tether.algo.kl import k1
+from tether.algo.advantages import what_follows
+from tether.algo.kl import estimate_kl
 from tether.algo.masked import masked_moments, whiten
 from tether.algo.rewards import place_scores, shape_rewards
 from tether.config import Config
 from tether.data.collate import join
 from tether.rollout.episode import Draw, single_turns
+from tether.train.controls import Controls
+from tether.train.estimate import estimate_advantages
 from tether.train.outcome import Clock, Outcome
 from tether.train.roles import Roles
-from tether.train.scoring import score_rollout
+from tether.train.scoring import score_greedy, score_rollout
 from tether.train.selfcheck import check_rewards_add_up
-from tether.train.updates.policy import update_actor
-from tether.train.updates.value import update_critic
+from tether.train.updates import update_actor, update_critic
 from tether.types import Experience
 
 
-def run_iteration(iteration: int, beta: float, roles: Roles, config: Config) -> Outcome:
-    """Sample rows, judge them, learn from them, drop them. `beta` is the weight of the KL."""
+def run_iteration(iteration: int, controls: Controls, roles: Roles, config: Config) -> Outcome:
+    """Sample rows, judge them, learn from them, drop them."""
     clock = Clock()
 
     # The actor answers the prompts.
@@ -30,29 +31,33 @@ def run_iteration(iteration: int, beta: float, roles: Roles, config: Config) -> 
 
     # The reward scores each response; a row without a score leaves here, from all that follows.
     scores, events = score_rollout(prompts, rollout, roles, config)
+    greedy_scores = score_greedy(prompts, roles, config)
     mask = rollout.response_mask & scores.usable[:, None]
     clock.lap("reward")
 
     # Actor, reference and critic read every token as they are before the updates.
     sequences = join(rollout)
     old_log_probs = roles.actor.log_probs(sequences, mask)
-    ref_log_probs = roles.reference.log_probs(sequences, mask)
+    ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     values, values_after = roles.critic.values(sequences, mask)
     clock.lap("forward")
 
     # The score lands on the last token; every token pays for leaving the reference.
-    kl = k1(old_log_probs, ref_log_probs, mask)
+    kl = estimate_kl(config.kl.in_reward.estimator, old_log_probs, ref_log_probs, mask)
     token_level_scores = place_scores(scores.values, mask)
-    token_level_rewards = shape_rewards(token_level_scores, kl, beta)
-    check_rewards_add_up(token_level_rewards, scores, kl, beta)
+    token_level_rewards = shape_rewards(token_level_scores, kl, controls.beta)
+    check_rewards_add_up(token_level_rewards, scores, kl, controls.beta)
 
     # Was each token better than the critic expected? Returns teach it, advantages the actor.
     final_values = what_follows(values_after, rollout.truncated, config.advantage.truncation)
-    gamma, lam = config.advantage.gamma, config.advantage.lam
-    advantages = gae(token_level_rewards, values, final_values, mask, gamma, lam)
+    advantages = estimate_advantages(
+        token_level_rewards, values, final_values, scores, greedy_scores, mask, config
+    )
     returns = advantages + values
     moments = masked_moments(advantages, mask)
-    policy_advantages = whiten(advantages, mask, moments) if config.advantage.whiten else advantages
+    policy_advantages = (
+        whiten(advantages, mask, moments) if config.advantage.whitens else advantages
+    )
 
     experience = Experience(
         sequences=sequences,
@@ -69,12 +74,12 @@ def run_iteration(iteration: int, beta: float, roles: Roles, config: Config) -> 
         policy_advantages=policy_advantages,
     )
     critic_report = update_critic(experience, roles, config, iteration)
-    actor_report = update_actor(experience, roles, config, iteration)
+    actor_report = update_actor(experience, roles, config, iteration, controls)
     clock.lap("update")
 
     return Outcome(
         iteration=iteration,
-        beta=beta,
+        controls=controls,
         prompts=prompts,
         rollout=rollout,
         scores=scores,

@@ -5,10 +5,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tether.algo.controllers import adaptive_beta
-from tether.config import Config, KlInRewardSection
+from tether.config import Config
+from tether.errors import RunStopped
 from tether.run.writer import RunWriter
 from tether.train.checkpoint import save_checkpoint
+from tether.train.controls import Controls, first_controls
 from tether.train.evaluate import Evaluation, evaluate
 from tether.train.interrupt import Interrupt
 from tether.train.iteration import run_iteration
@@ -22,7 +23,7 @@ from tether.train.watch import Watcher
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `before` and `after` are None without held-out prompts."""
+    """How a run ended. `before` is None without held-out prompts, `after` also if interrupted."""
 
     run: Path
     iterations_done: int
@@ -37,36 +38,43 @@ def run_loop(config: Config, roles: Roles, writer: RunWriter, watch: Watcher) ->
     watch.checked(check_start(roles, config))
     before = _evaluate(0, config, roles, writer, watch)
 
-    beta, done, train_seconds = config.kl.in_reward.coef, 0, 0.0
-    after = before
+    controls, done, train_seconds = first_controls(config), 0, 0.0
+    after = None
     with Interrupt() as interrupt:
         while done < config.train.iterations and interrupt.signal is None:
             began = time.perf_counter()
             _set_learning_rates(done, config, roles)
-            outcome = run_iteration(done, beta, roles, config)
+            outcome = _run_iteration(done, controls, roles, config, writer)
             metrics = _write(outcome, config, roles, writer, watch)
-            beta = next_beta(beta, metrics, int(outcome.scores.usable.sum()), config.kl.in_reward)
+            controls = outcome.next_controls(metrics, config)
             done += 1
+            if _due(done, config.kl.refresh_reference_every):
+                roles.reference.refresh(roles.actor)
             train_seconds += time.perf_counter() - began
 
             last = done == config.train.iterations
-            if last or _due(done, config.train.eval_every):
-                after = _evaluate(done, config, roles, writer, watch)
+            due = last or _due(done, config.train.eval_every)
+            after = _evaluate(done, config, roles, writer, watch) if due else None
             if last or interrupt.signal or _due(done, config.train.checkpoint_every):
-                save_checkpoint(writer.directory, done, beta, roles, config.train.keep_last)
+                save_checkpoint(writer.directory, done, controls, roles, config.train.keep_last)
     return Result(writer.directory, done, before, after, train_seconds, interrupt.signal)
 
 
-def next_beta(beta: float, metrics: dict[str, float], rows: int, kl: KlInRewardSection) -> float:
-    if kl.controller == "fixed":
-        return beta
-    return adaptive_beta(beta, metrics[f"kl/{kl.unit}_mean"], kl.target, rows, kl.horizon)
+def _run_iteration(
+    iteration: int, controls: Controls, roles: Roles, config: Config, writer: RunWriter
+) -> Outcome:
+    """An iteration that stops the run still leaves its events behind."""
+    try:
+        return run_iteration(iteration, controls, roles, config)
+    except RunStopped as stop:
+        writer.events(iteration, stop.events)
+        raise
 
 
 def _write(
     outcome: Outcome, config: Config, roles: Roles, writer: RunWriter, watch: Watcher
 ) -> dict[str, float]:
-    metrics = outcome.metrics()
+    metrics = outcome.metrics(config)
     texts = response_texts(outcome.rollout, roles.vocabulary)
     if _due(outcome.iteration, config.run.rollouts_every):
         rows = outcome.rollout_rows(texts, config.run.rollouts_rows)
@@ -84,8 +92,9 @@ def _evaluate(
         return None
     prompts = roles.heldout_prompts.first(config.train.eval_prompts)
     watch.evaluating(len(prompts))
-    evaluation = evaluate(done, prompts, roles, config)
+    evaluation, events = evaluate(done, prompts, roles, config)
     writer.evaluation(evaluation.record())
+    writer.events(done, events)
     watch.evaluated(evaluation)
     return evaluation
 
@@ -93,7 +102,8 @@ def _evaluate(
 def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:
     factor = schedule_factor(config.actor.schedule, iteration, config.train.iterations)
     roles.actor_optimizer.set_factor(factor)
-    roles.critic_optimizer.set_factor(factor)
+    if roles.critic_optimizer is not None:
+        roles.critic_optimizer.set_factor(factor)
 
 
 def _due(iteration: int, every: int) -> bool:

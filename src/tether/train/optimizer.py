@@ -33,10 +33,14 @@ class Optimizer:
         for group in self.adam.param_groups:
             group["lr"] = self.lr * factor
 
+    def drop(self) -> None:
+        """Forget the gradients without a step."""
+        self.adam.zero_grad(set_to_none=True)
+
     def step(self) -> Tensor:
         """Apply the gradients and clear them; the norm before clipping, finite or not."""
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         if bool(norm.isfinite()):
             self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
+        self.drop()
         return norm

@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
+from tether.algo.advantages import zero_spread
+from tether.algo.kl import k1
 from tether.algo.masked import explained_variance, masked_sum
+from tether.config import Config, PenaltyUpdate
 from tether.run.events import Event
 from tether.run.metrics import Level, Max, Mean, Meter
 from tether.run.writer import shortest_floats
-from tether.train.updates.policy import PolicyReport
+from tether.train.controls import Controls, next_beta
 from tether.train.updates.report import Report
 from tether.types import Experience, Moments, Prompts, Rollout, Scores
 
@@ -32,18 +35,18 @@ class Clock:
 @dataclass(frozen=True)
 class Outcome:
     iteration: int
-    beta: float
+    controls: Controls
     prompts: Prompts
     rollout: Rollout
     scores: Scores
     experience: Experience
     moments: Moments
-    actor: PolicyReport
+    actor: Report
     critic: Report
     events: list[Event]
     seconds: Mapping[str, float]
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, config: Config) -> dict[str, float]:
         """The deterministic numbers of this iteration, in data-flow order."""
         e, usable = self.experience, self.scores.usable
         mask, tokens, rows = e.response_mask, e.response_mask.sum(), usable.sum()
@@ -52,22 +55,39 @@ class Outcome:
         ended = sum(reason == "eos" for reason in self.rollout.finish_reasons)
 
         meter = Meter()
-        meter.record("score/mean", Mean(scores.sum(), rows))
-        meter.record("score/std", Level(scores[usable].std() if rows > 1 else 0.0))
+        scored = self.scores.scored
+        meter.record("score/mean", Mean(scores.sum(), scored.sum()))
+        meter.record("score/std", Level(scores[scored].std() if scored.sum() > 1 else 0.0))
         meter.record("response/length_mean", Mean(mask.sum(), rows))
         meter.record("response/eos_rate", Mean(ended, len(usable)))
         meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
-        meter.record("kl/token_mean", Mean(e.kl.sum(), tokens))
-        meter.record("kl/sequence_mean", Mean(e.kl.sum(), rows))
-        meter.record("kl/coef", Level(self.beta))
+        if config.kl.needs_reference:
+            kl = k1(e.old_log_probs, e.ref_log_probs, mask).sum()
+            meter.record("kl/token_mean", Mean(kl, tokens))
+            meter.record("kl/sequence_mean", Mean(kl, rows))
+            meter.record("kl/coef", Level(self.controls.beta))
         meter.record("reward/mean", Mean(e.token_level_rewards.sum(), rows))
         meter.record("advantage/mean", Level(self.moments.mean))
         meter.record("advantage/std", Level(self.moments.variance.sqrt()))
-        meter.record("value/mean", Mean(masked_sum(e.values, mask), tokens))
-        meter.record(
-            "critic/explained_variance", Level(explained_variance(e.values, e.returns, mask))
-        )
+        if config.advantage.by_group:
+            groups = zero_spread(scores, mask, config.rollout.samples_per_prompt)
+            meter.record("advantage/zero_spread_share", Mean(groups.sum(), len(groups)))
+        if config.has_critic:
+            explained = explained_variance(e.values, e.returns, mask)
+            meter.record("value/mean", Mean(masked_sum(e.values, mask), tokens))
+            meter.record("critic/explained_variance", Level(explained))
+        if isinstance(config.actor.update, PenaltyUpdate):
+            meter.record("actor/penalty_coef", Level(self.controls.penalty_coef))
         return {**meter.values(), **self.critic.meter.values(), **self.actor.meter.values()}
+
+    def next_controls(self, metrics: Mapping[str, float], config: Config) -> Controls:
+        """The controllers' numbers for the next iteration."""
+        rows = int(self.scores.usable.sum())
+        coef = self.actor.penalty_coef
+        return Controls(
+            beta=next_beta(self.controls.beta, metrics, rows, config),
+            penalty_coef=self.controls.penalty_coef if coef is None else coef,
+        )
 
     def timings(self) -> dict[str, float]:
         total = sum(self.seconds.values())
@@ -118,7 +138,7 @@ class Outcome:
                     "response": texts[row],
                     "finish_reason": rollout.finish_reasons[row],
                     "score": _score(self.scores, row),
-                    "beta": self.beta,
+                    "beta": self.controls.beta,
                     "whitening": whitening,
                     "final_value": shortest_floats(e.final_values[row : row + 1])[0],
                     "prompt_ids": rollout.prompt_ids[row, prompt_start:].tolist(),
@@ -131,4 +151,4 @@ class Outcome:
 
 
 def _score(scores: Scores, row: int) -> float | None:
-    return shortest_floats(scores.values[row : row + 1])[0] if scores.usable[row] else None
+    return shortest_floats(scores.values[row : row + 1])[0] if scores.scored[row] else None

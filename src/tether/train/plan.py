@@ -63,11 +63,8 @@ class Plan:
         checkpoint = _bytes(self.checkpoint_bytes)
         return [
             ("rows an iteration", f"{c.rows}", f"{prompts} prompts x {samples} samples"),
-            ("actor steps an iteration", *_steps(c.rows, c.actor.minibatch_rows, c.actor.epochs)),
-            (
-                "critic steps an iteration",
-                *_steps(c.rows, c.critic.minibatch_rows, c.critic.epochs),
-            ),
+            ("actor steps an iteration", *_actor_steps(c)),
+            ("critic steps an iteration", *_critic_steps(c)),
             (
                 "iterations",
                 f"{c.train.iterations}",
@@ -96,15 +93,15 @@ class Plan:
 
 
 def make_plan(config: Config, roles: Roles) -> Plan:
-    model = roles.actor.model
+    model, tied = roles.actor.model, config.kl.needs_reference
     return Plan(
         config=config,
         train_prompts=len(roles.train_prompts),
         heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
         longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
         actor_parameters=_count(model),
-        critic_parameters=_count(roles.critic),
-        reference_parameters=_count(roles.reference.model),
+        critic_parameters=_critic_parameters(config, roles),
+        reference_parameters=_count(roles.reference.policy.model) if tied else 0,
         bytes_a_number=model.dtype.itemsize,
         hidden_size=model.config.hidden_size,
         layers=model.config.num_hidden_layers,
@@ -112,12 +109,33 @@ def make_plan(config: Config, roles: Roles) -> Plan:
     )
 
 
+def _actor_steps(c: Config) -> tuple[str, str]:
+    if c.actor.update.kind == "trpo":
+        return "1", f"one step on all {c.rows} rows, or none"
+    return _steps(c.rows, c.actor.minibatch_rows, c.actor.epochs)
+
+
+def _critic_steps(c: Config) -> tuple[str, str]:
+    if not c.has_critic:
+        return "0", f"{c.advantage.estimator} needs no critic"
+    if c.critic.shared_trunk:
+        return "0", "its head learns in the actor's steps"
+    return _steps(c.rows, c.critic_minibatch_rows, c.critic_epochs)
+
+
 def _steps(rows: int, minibatch_rows: int, epochs: int) -> tuple[str, str]:
     minibatches = math.ceil(rows / minibatch_rows)
     return (
         str(epochs * minibatches),
-        f"{epochs} epochs x {minibatches} minibatches of {minibatch_rows} rows",
+        f"epochs {epochs} x minibatches {minibatches} of {minibatch_rows} rows",
     )
+
+
+def _critic_parameters(config: Config, roles: Roles) -> int:
+    """What the critic adds: nothing, a head on the actor's trunk, or a model of its own."""
+    if not config.has_critic:
+        return 0
+    return _count(roles.critic.head if config.critic.shared_trunk else roles.critic)
 
 
 def _count(module: nn.Module) -> int:

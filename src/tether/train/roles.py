@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from tether.config import Config
 from tether.data.prompts import PromptSet, load_prompts
 from tether.errors import UserError
-from tether.models.critic import Critic
+from tether.models.critic import Critic, NoCritic
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
 from tether.models.policy import Policy
+from tether.models.reference import FrozenReference, NoReference
 from tether.rewards.function import Reward, check_arguments, load_reward
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
 from tether.rollout.episode import Sampler
@@ -26,46 +28,71 @@ class Roles:
     heldout_prompts: PromptSet | None
     sampler: Sampler
     actor: Policy
-    critic: Critic
-    reference: Policy
+    critic: Critic | NoCritic
+    reference: FrozenReference | NoReference
     reward: Scorer
     actor_optimizer: Optimizer
-    critic_optimizer: Optimizer
+    critic_optimizer: Optimizer | None
 
 
 def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     """Load and check everything that a run needs; nothing is trained yet."""
     device = pick_device(config.device)
-    function = reward or load_reward(config.reward.kind)
+    function = load_reward(config.reward.kind) if reward is None else reward
 
-    model, rollout = config.model, config.rollout
-    actor = load_causal_lm(model.actor, model.dtype, device)
-    reference = load_causal_lm(model.reference or model.actor, model.dtype, device)
-    reference.requires_grad_(False)
-    critic_trunk = load_causal_lm(model.critic or model.actor, model.dtype, device)
-    critic = Critic(critic_trunk, config.critic.microbatch_tokens)
-
-    vocabulary = load_vocabulary(model.actor, actor)
+    rollout = config.rollout
+    model = load_causal_lm(config.model.actor, config.model.dtype, device)
+    vocabulary = load_vocabulary(config.model.actor, model)
     train_prompts = load_prompts(config.data.train, config.data, vocabulary.tokenizer)
     heldout = config.data.heldout
-    heldout_prompts = heldout and load_prompts(heldout, config.data, vocabulary.tokenizer)
-    check_arguments(function, train_prompts.prompts.columns[0])
-    _check_context(config, actor.config, train_prompts)
+    heldout_prompts = (
+        None if heldout is None else load_prompts(heldout, config.data, vocabulary.tokenizer)
+    )
+    check_arguments(function, train_prompts.prompts.columns, config.data.train)
+    if heldout_prompts is not None:
+        check_arguments(function, heldout_prompts.prompts.columns, config.data.heldout)
+    _check_context(config, model.config, train_prompts)
 
+    critic = _build_critic(config, model, device)
+    actor_weights = [*model.parameters()]
+    if config.critic.shared_trunk:
+        actor_weights += critic.head.parameters()
     return Roles(
         vocabulary=vocabulary,
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
         sampler=LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature),
-        actor=Policy(actor, rollout.temperature, config.actor.microbatch_tokens),
+        actor=Policy(model, rollout.temperature, config.actor.microbatch_tokens),
         critic=critic,
-        reference=Policy(reference, rollout.temperature, config.actor.microbatch_tokens),
+        reference=_build_reference(config, device),
         reward=build_scorer(config, reward),
-        actor_optimizer=Optimizer(actor.parameters(), config.actor.lr, config.actor.max_grad_norm),
-        critic_optimizer=Optimizer(
-            critic.parameters(), config.critic.lr, config.critic.max_grad_norm
-        ),
+        actor_optimizer=Optimizer(actor_weights, config.actor.lr, config.actor.max_grad_norm),
+        critic_optimizer=_build_critic_optimizer(config, critic),
     )
+
+
+def _build_reference(config: Config, device: torch.device) -> FrozenReference | NoReference:
+    if not config.kl.needs_reference:
+        return NoReference()
+    model = load_causal_lm(config.model.reference or config.model.actor, config.model.dtype, device)
+    return FrozenReference(model, config.rollout.temperature, config.actor.microbatch_tokens)
+
+
+def _build_critic(
+    config: Config, actor_model: PreTrainedModel, device: torch.device
+) -> Critic | NoCritic:
+    if not config.has_critic:
+        return NoCritic()
+    if config.critic.shared_trunk:
+        return Critic(actor_model, config.critic.microbatch_tokens)
+    model = load_causal_lm(config.model.critic or config.model.actor, config.model.dtype, device)
+    return Critic(model, config.critic.microbatch_tokens)
+
+
+def _build_critic_optimizer(config: Config, critic: Critic | NoCritic) -> Optimizer | None:
+    if not config.has_critic or config.critic.shared_trunk:
+        return None
+    return Optimizer(critic.parameters(), config.critic_lr, config.critic.max_grad_norm)
 
 
 def build_scorer(config: Config, reward: Reward | None) -> Scorer:
@@ -81,7 +108,7 @@ def pick_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError):
-        raise UserError(f"device {name!r} is not there; write cpu, cuda or auto.") from None
+        raise UserError(f"device {name!r} is not there; write cpu or auto.") from None
 
 
 def _check_context(config: Config, model_config: object, prompts: PromptSet) -> None:

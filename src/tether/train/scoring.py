@@ -1,11 +1,13 @@
 """Scores of a rollout: responses as text to the reward, numbers back, failures named."""
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from tether.config import Config
 from tether.errors import RunStopped
 from tether.models.loading import Vocabulary
-from tether.rewards.scorers import Verdict
+from tether.rollout.episode import Greedy, single_turns
 from tether.run.events import Event
 from tether.train.roles import Roles
 from tether.types import Prompts, Rollout, Scores
@@ -19,13 +21,33 @@ def response_texts(rollout: Rollout, vocabulary: Vocabulary) -> list[str]:
 def score_rollout(
     prompts: Prompts, rollout: Rollout, roles: Roles, config: Config
 ) -> tuple[Scores, list[Event]]:
-    """One score a row. A row that could not be scored is unusable and named in an event.
+    """The scores that rows are trained on, and an event for each row that has to leave.
 
     Under `bootstrap` a truncated response is not shown to the reward: the critic's value stands
     for what it would have earned, and a score beside it would count twice.
     """
     bootstrapped = rollout.truncated & (config.advantage.truncation == "bootstrap")
-    asked = (~bootstrapped).nonzero().squeeze(1).tolist()
+    scores, events = score_responses(prompts, rollout, roles, config, skip=bootstrapped)
+    if not config.advantage.by_group:
+        return scores, events
+    lonely = lonely_rows(scores.usable, config.rollout.samples_per_prompt)
+    events += [
+        Event("lonely_row", "no other row of its group was scored", row)
+        for row in lonely.nonzero().squeeze(1).tolist()
+    ]
+    return scores.without(lonely), events
+
+
+def score_responses(
+    prompts: Prompts,
+    rollout: Rollout,
+    roles: Roles,
+    config: Config,
+    skip: Bool[Tensor, " rows"] | None = None,
+) -> tuple[Scores, list[Event]]:
+    """One score a row; a row that could not be scored is unusable and named in an event."""
+    skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
+    asked = [row for row in range(len(prompts)) if row not in skipped]
     texts = response_texts(rollout, roles.vocabulary)
     verdicts = roles.reward.score(
         [
@@ -39,21 +61,40 @@ def score_rollout(
         ]
     )
     failed = {row: v for row, v in zip(asked, verdicts, strict=True) if v.score is None}
-    _stop_if_too_many(failed, len(prompts), config.reward.max_failed_share)
+    events = [Event("unscorable", str(v.problem), row) for row, v in failed.items()]
+    if len(failed) > config.reward.max_failed_share * len(prompts):
+        raise RunStopped(
+            f"{len(failed)} of {len(prompts)} rows could not be scored, more than "
+            f"reward.max_failed_share = {config.reward.max_failed_share:g}; row {events[0].row}: "
+            f"{events[0].message}. All of them are in events.jsonl.",
+            events,
+        )
 
     values = torch.zeros(len(prompts), dtype=rollout.rollout_log_probs.dtype)
     values[asked] = torch.tensor([v.score or 0.0 for v in verdicts], dtype=values.dtype)
     usable = torch.ones(len(prompts), dtype=torch.bool)
     usable[list(failed)] = False
-    events = [Event("unscorable", str(v.problem), row) for row, v in failed.items()]
+    scored = usable.clone()
+    scored[list(skipped)] = False
     device = rollout.response_ids.device
-    return Scores(values.to(device), usable.to(device)), events
+    return Scores(values.to(device), usable.to(device), scored.to(device)), events
 
 
-def _stop_if_too_many(failed: dict[int, Verdict], rows: int, max_failed_share: float) -> None:
-    if len(failed) > max_failed_share * rows:
-        row, verdict = next(iter(failed.items()))
-        raise RunStopped(
-            f"{len(failed)} of {rows} rows could not be scored, more than reward.max_failed_share "
-            f"= {max_failed_share:g}; row {row}: {verdict.problem}."
-        )
+def lonely_rows(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
+    """Usable rows whose group has no other one: there is nothing to compare them with."""
+    counts = usable.view(-1, samples).sum(dim=1).repeat_interleave(samples)
+    return usable & (counts < 2)
+
+
+def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor, " rows"]:
+    """The score of the greedy response to each row's prompt, for ReMax; 0 for the others.
+
+    A greedy response that cannot be scored is a baseline of 0, which is unbiased too.
+    """
+    device, samples = roles.actor.model.device, config.rollout.samples_per_prompt
+    if config.advantage.estimator != "remax":
+        return torch.zeros(len(prompts), device=device)
+    once = prompts.every(samples)
+    rollout = roles.sampler.run(single_turns(once), Greedy())
+    scores, _ = score_responses(once, rollout, roles, config)
+    return scores.values.repeat_interleave(samples)

@@ -42,8 +42,8 @@ def check_start(roles: Roles, config: Config) -> str:
     rollout = roles.sampler.run(single_turns(prompts), Draw(config.seed, "self-check", 0))
     sequences, mask = join(rollout), rollout.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
-    ref_log_probs = roles.reference.log_probs(sequences, mask)
-    new_log_probs, _ = roles.actor.evaluate(sequences, mask)
+    ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
+    new_log_probs, _ = roles.actor.read(roles.actor.states(sequences), sequences, mask)
 
     exact = config.model.dtype != "bfloat16"
     ratio_gap = _largest(new_log_probs - old_log_probs)
@@ -53,12 +53,14 @@ def check_start(roles: Roles, config: Config) -> str:
     parts = [f"ratio 1 (±{ratio_gap:.0e})", f"sampler = trainer (±{sampler_gap:.0e})"]
 
     kl = k1(old_log_probs, ref_log_probs, mask)
-    if config.model.reference in (None, config.model.actor):
+    same = config.model.reference in (None, config.model.actor)
+    if same and config.kl.needs_reference:
         kl_gap = _largest(kl)
         _hold("KL to an equal reference is not 0: log-probs", kl_gap, RATIO_TOLERANCE, exact)
         parts.append(f"KL to reference 0 (±{kl_gap:.0e})")
 
-    scores = Scores(torch.ones_like(old_log_probs[:, 0]), torch.ones_like(mask[:, 0]))
+    everywhere = torch.ones_like(mask[:, 0])
+    scores = Scores(torch.ones_like(old_log_probs[:, 0]), everywhere, everywhere)
     beta = config.kl.in_reward.coef
     rewards = shape_rewards(place_scores(scores.values, mask), kl, beta)
     check_rewards_add_up(rewards, scores, kl, beta)

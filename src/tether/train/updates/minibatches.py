@@ -1,31 +1,122 @@
-"""The walk over an iteration's rows: epochs, minibatches, microbatches."""
+"""The walk over an iteration's rows: epochs, minibatches, microbatches, one step a minibatch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from tether.algo.aggregation import cell_weights
 from tether.algo.random import permutation
 from tether.data.collate import microbatches
+from tether.run.metrics import Level, Mean
+from tether.train.optimizer import Optimizer
+from tether.train.updates.report import Report
 from tether.types import Experience, Minibatch
 
 
-def row_slices(
-    rows: int, minibatch_rows: int, epochs: int, seed: int, purpose: str, iteration: int
-) -> Iterator[Int[Tensor, " some"]]:
+@dataclass(frozen=True)
+class Walk:
+    """How the rows are visited; `role` also names the metrics."""
+
+    role: str
+    seed: int
+    iteration: int
+    epochs: int
+    minibatch_rows: int
+    microbatch_tokens: int
+    aggregation: str
+    max_response_tokens: int
+    stop_kl: float | None = None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A microbatch's share of its minibatch's loss, whole and in parts, and its tokens' KL."""
+
+    loss: Float[Tensor, ""]
+    parts: Mapping[str, Float[Tensor, ""]]  # as minimised, by metric name
+    kl_from_old: Mean = field(default_factory=lambda: Mean(0.0, 0))
+
+
+def row_slices(rows: int, walk: Walk) -> Iterator[Int[Tensor, " some"]]:
     """Row numbers of each optimizer step: slices of a fresh permutation an epoch.
 
     Every row is used once an epoch; the last slice of an epoch may be smaller.
     """
-    for epoch in range(epochs):
-        yield from permutation(rows, seed, purpose, iteration, epoch).split(minibatch_rows)
+    for epoch in range(walk.epochs):
+        order = permutation(rows, walk.seed, walk.role, walk.iteration, epoch)
+        yield from order.split(walk.minibatch_rows)
 
 
-def split_minibatch(
-    experience: Experience, rows: Int[Tensor, " some"], max_tokens: int
-) -> Iterator[tuple[Int[Tensor, " some"], Minibatch]]:
-    """The microbatches of one optimizer step, each with its row numbers in the experience."""
-    rows = rows.to(experience.response_mask.device)
-    minibatch = experience.minibatch(rows)
+def make_minibatch(
+    experience: Experience,
+    rows: Int[Tensor, " some"],
+    aggregation: str,
+    max_response_tokens: int,
+) -> Minibatch:
+    """These rows, with the weight of each cell counted over all of them."""
+    e, mask = experience, experience.response_mask
+    rows = rows.to(mask.device)
+    everything = Minibatch(
+        rows=torch.arange(len(e), device=mask.device),
+        sequences=e.sequences,
+        weights=torch.zeros_like(e.old_log_probs),
+        response_mask=mask,
+        old_log_probs=e.old_log_probs,
+        ref_log_probs=e.ref_log_probs,
+        values=e.values,
+        returns=e.returns,
+        policy_advantages=e.policy_advantages,
+    )
+    everything.weights[rows] = cell_weights(
+        aggregation, mask[rows], max_response_tokens, e.old_log_probs.dtype
+    )
+    return everything.select(rows)
+
+
+def split(minibatch: Minibatch, max_tokens: int) -> Iterator[Minibatch]:
+    """Its microbatches; they keep the weights that were counted over the whole."""
     for part in microbatches(minibatch.sequences, max_tokens):
-        yield rows[part], minibatch.select(part)
+        yield minibatch.select(part)
+
+
+def walk_minibatches(
+    experience: Experience,
+    walk: Walk,
+    optimizer: Optimizer,
+    compute: Callable[[Minibatch], Terms],
+    report: Report,
+) -> None:
+    """One backward a microbatch, one optimizer step a minibatch, until the walk is over or the
+    policy has gone further than `stop_kl` from where the iteration began."""
+    steps = 0
+    for rows in row_slices(len(experience), walk):
+        minibatch = make_minibatch(experience, rows, walk.aggregation, walk.max_response_tokens)
+        if not minibatch.response_mask.any():
+            report.event("empty_minibatch", f"no token of {walk.role} step {steps} counts; skipped")
+            continue
+        totals: dict[str, Tensor | float] = {}
+        kl = Mean(0.0, 0)
+        for microbatch in split(minibatch, walk.microbatch_tokens):
+            terms = compute(microbatch)
+            terms.loss.backward()
+            for name, part in terms.parts.items():
+                totals[name] = totals.get(name, 0.0) + part.detach()
+            kl = kl.merge(terms.kl_from_old)
+        if walk.stop_kl is not None and not kl.value() <= walk.stop_kl:
+            optimizer.drop()
+            report.meter.record(f"{walk.role}/stopped_at_step", Level(steps))
+            break
+        norm = optimizer.step()
+        steps += 1
+        if not norm.isfinite():
+            message = f"the {walk.role}'s gradient norm was {float(norm)}; the step was dropped"
+            report.event("non_finite_gradient", message)
+            continue
+        report.meter.record(f"{walk.role}/grad_norm", Mean(norm, 1))
+        for name, total in totals.items():
+            report.meter.record(name, Mean(total, 1))
+    report.meter.record(f"{walk.role}/lr", Level(optimizer.adam.param_groups[0]["lr"]))
+    report.meter.record(f"{walk.role}/steps", Level(steps))

@@ -1,65 +1,161 @@
-"""The policy update in minibatches: PPO-Clip with an entropy bonus."""
-
-from dataclasses import dataclass
+"""The policy update in minibatches: a policy loss, an entropy bonus, a KL to the reference."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tether.algo.aggregation import token_count, token_mean
-from tether.algo.kl import k3
-from tether.algo.losses import clip_policy_loss
-from tether.algo.masked import masked_sum
-from tether.config import Config
-from tether.run.metrics import Level, Max, Mean
+from tether.algo.aggregation import weighted_sum
+from tether.algo.controllers import adaptive_penalty
+from tether.algo.kl import estimate_kl, k3
+from tether.algo.losses import (
+    PolicyLoss,
+    cispo_policy_loss,
+    clip_policy_loss,
+    cpi_policy_loss,
+    dual_clip,
+    gspo_policy_loss,
+    log_ratio,
+    penalty_policy_loss,
+    reinforce_policy_loss,
+)
+from tether.algo.masked import masked_mean, masked_sum
+from tether.config import (
+    CispoUpdate,
+    ClipUpdate,
+    Config,
+    CpiUpdate,
+    GspoUpdate,
+    PenaltyUpdate,
+    ReinforceUpdate,
+)
+from tether.run.metrics import Max, Mean, Min
+from tether.train.controls import Controls
 from tether.train.roles import Roles
-from tether.train.updates.minibatches import row_slices, split_minibatch
+from tether.train.updates.minibatches import Terms, Walk, walk_minibatches
 from tether.train.updates.report import Report
-from tether.types import Experience
+from tether.types import Experience, Minibatch
 
 
-@dataclass
-class PolicyReport(Report):
-    new_log_probs: Float[Tensor, "rows response"] | None = None  # each row's last forward
+def update_policy(
+    experience: Experience, roles: Roles, config: Config, iteration: int, controls: Controls
+) -> Report:
+    """One walk over the rows with the policy loss that `actor.update` names."""
+    report = Report(new_log_probs=torch.zeros_like(experience.old_log_probs))
 
+    def compute(batch: Minibatch) -> Terms:
+        states = roles.actor.states(batch.sequences)
+        return policy_terms(batch, states, roles, config, controls, report)
 
-def update_actor(
-    experience: Experience, roles: Roles, config: Config, iteration: int
-) -> PolicyReport:
-    settings, optimizer = config.actor, roles.actor_optimizer
-    report = PolicyReport(new_log_probs=torch.zeros_like(experience.old_log_probs))
-    slices = row_slices(
-        len(experience), settings.minibatch_rows, settings.epochs, config.seed, "actor", iteration
+    walk_minibatches(
+        experience, actor_walk(config, iteration), roles.actor_optimizer, compute, report
     )
-    for rows in slices:
-        count = token_count(experience.response_mask[rows])
-        for micro_rows, batch in split_minibatch(experience, rows, settings.microbatch_tokens):
-            mask = batch.response_mask
-            new_log_probs, entropies = roles.actor.evaluate(batch.sequences, mask)
-            policy = clip_policy_loss(
-                new_log_probs,
-                batch.old_log_probs,
-                batch.policy_advantages,
-                settings.update.eps_low,
-                settings.update.eps_high,
-            )
-            pg_loss = token_mean(policy.per_token, mask, count)
-            entropy = token_mean(entropies, mask, count)
-            (pg_loss - settings.entropy_coef * entropy).backward()
-
-            report.new_log_probs[micro_rows, : mask.shape[1]] = new_log_probs.detach()
-            tokens = mask.sum()
-            old_to_new = k3(batch.old_log_probs, new_log_probs.detach(), mask)
-            record = report.meter.record
-            record("actor/pg_loss", Mean(masked_sum(policy.per_token.detach(), mask), tokens))
-            record("actor/pg_clipfrac", Mean((policy.clipped & mask).sum(), tokens))
-            record("actor/entropy", Mean(masked_sum(entropies.detach(), mask), tokens))
-            record("actor/approx_kl", Mean(old_to_new.sum(), tokens))
-            record("actor/ratio_max", Max(torch.where(mask, policy.ratio, 0.0).max()))
-        norm = optimizer.step()
-        if norm.isfinite():
-            report.meter.record("actor/grad_norm", Mean(norm, 1))
-        else:
-            report.dropped_step("actor", norm)
-    report.meter.record("actor/lr", Level(optimizer.adam.param_groups[0]["lr"]))
+    report.penalty_coef = next_penalty_coef(experience, roles, config, controls)
     return report
+
+
+def actor_walk(config: Config, iteration: int) -> Walk:
+    actor = config.actor
+    return Walk(
+        role="actor",
+        seed=config.seed,
+        iteration=iteration,
+        epochs=actor.epochs,
+        minibatch_rows=actor.minibatch_rows,
+        microbatch_tokens=actor.microbatch_tokens,
+        aggregation=actor.aggregation,
+        max_response_tokens=config.rollout.max_response_tokens,
+        stop_kl=actor.stop_kl,
+    )
+
+
+def policy_terms(
+    batch: Minibatch,
+    states: Float[Tensor, "rows response width"],
+    roles: Roles,
+    config: Config,
+    controls: Controls,
+    report: Report,
+) -> Terms:
+    """policy loss - entropy_coef x entropy + in_loss.coef x KL, and what there is to know of it."""
+    mask, weights = batch.response_mask, batch.weights
+    new_log_probs, entropies = roles.actor.read(states, batch.sequences, mask)
+    policy = policy_loss(new_log_probs, batch, config, controls.penalty_coef)
+    parts = {"actor/pg_loss": weighted_sum(policy.per_token, weights)}
+    loss = parts["actor/pg_loss"]
+    if config.actor.entropy_coef > 0:
+        parts["actor/entropy_loss"] = -weighted_sum(entropies, weights)
+        loss = loss + config.actor.entropy_coef * parts["actor/entropy_loss"]
+    if config.kl.in_loss.coef > 0:
+        kl = kl_to_reference(new_log_probs, states, batch, roles, config)
+        parts["actor/kl_loss"] = weighted_sum(kl, weights)
+        loss = loss + config.kl.in_loss.coef * parts["actor/kl_loss"]
+
+    with torch.no_grad():
+        kl_from_old = k3(batch.old_log_probs, new_log_probs, mask)
+        report.new_log_probs[batch.rows, : mask.shape[1]] = new_log_probs
+        record, tokens = report.meter.record, mask.sum()
+        record("actor/entropy", Mean(masked_sum(entropies, mask), tokens))
+        record("actor/approx_kl", Mean(kl_from_old.sum(), tokens))
+        clipped = (policy.clipped_high | policy.clipped_low) & mask
+        record("actor/pg_clipfrac", Mean(clipped.sum(), tokens))
+        record("actor/pg_clipfrac_high", Mean((policy.clipped_high & mask).sum(), tokens))
+        record("actor/pg_clipfrac_low", Mean((policy.clipped_low & mask).sum(), tokens))
+        record("actor/ratio_max", Max(torch.where(mask, policy.ratio, 1.0).max()))
+        record("actor/ratio_min", Min(torch.where(mask, policy.ratio, 1.0).min()))
+    return Terms(loss, parts, kl_from_old=Mean(kl_from_old.sum(), tokens))
+
+
+def policy_loss(
+    new_log_probs: Float[Tensor, "rows response"],
+    batch: Minibatch,
+    config: Config,
+    penalty_coef: float,
+) -> PolicyLoss:
+    old, advantages, mask = batch.old_log_probs, batch.policy_advantages, batch.response_mask
+    match config.actor.update:
+        case ClipUpdate(eps_low=low, eps_high=high, dual_clip=None):
+            return clip_policy_loss(new_log_probs, old, advantages, low, high)
+        case ClipUpdate(eps_low=low, eps_high=high, dual_clip=bound):
+            loss = clip_policy_loss(new_log_probs, old, advantages, low, high)
+            return dual_clip(loss, advantages, bound)
+        case PenaltyUpdate():
+            return penalty_policy_loss(new_log_probs, old, advantages, mask, penalty_coef)
+        case CpiUpdate():
+            return cpi_policy_loss(new_log_probs, old, advantages)
+        case ReinforceUpdate():
+            return reinforce_policy_loss(new_log_probs, old, advantages)
+        case GspoUpdate(eps_low=low, eps_high=high):
+            return gspo_policy_loss(new_log_probs, old, advantages, mask, low, high)
+        case CispoUpdate(eps_low=low, eps_high=high):
+            return cispo_policy_loss(new_log_probs, old, advantages, low, high)
+    raise ValueError(f"{config.actor.update.kind} is no minibatch update")
+
+
+def kl_to_reference(
+    new_log_probs: Float[Tensor, "rows response"],
+    states: Float[Tensor, "rows response width"],
+    batch: Minibatch,
+    roles: Roles,
+    config: Config,
+) -> Float[Tensor, "rows response"]:
+    """The KL term of the loss, a token, by the estimator and weighting of `kl.in_loss`."""
+    settings, mask = config.kl.in_loss, batch.response_mask
+    if settings.estimator == "full":
+        return roles.reference.full_kl(roles.actor, states, batch.sequences, mask)
+    kl = estimate_kl(settings.estimator, new_log_probs, batch.ref_log_probs, mask)
+    if settings.by_ratio:
+        return kl * log_ratio(new_log_probs, batch.old_log_probs).exp()
+    return kl
+
+
+def next_penalty_coef(
+    experience: Experience, roles: Roles, config: Config, controls: Controls
+) -> float:
+    """PPO-Penalty's adaptive weight, by the KL measured once after the last step."""
+    update = config.actor.update
+    if not isinstance(update, PenaltyUpdate) or update.controller == "fixed":
+        return controls.penalty_coef
+    mask = experience.response_mask
+    final = roles.actor.log_probs(experience.sequences, mask)
+    kl = masked_mean(k3(experience.old_log_probs, final, mask), mask)
+    return adaptive_penalty(controls.penalty_coef, float(kl), update.target)

@@ -10,9 +10,12 @@ from tether.run.metrics import Meter
 
 @dataclass
 class Report:
+    """Metrics and events of one role's update; an update that did not happen has none."""
+
     meter: Meter = field(default_factory=Meter)
     events: list[Event] = field(default_factory=list)
+    new_log_probs: Tensor | None = None  # rows x response, each row's last training forward
+    penalty_coef: float | None = None  # PPO-Penalty's weight for the next iteration
 
-    def dropped_step(self, role: str, norm: Tensor) -> None:
-        message = f"the {role}'s gradient norm was {float(norm)}; the step was dropped"
-        self.events.append(Event("non_finite_gradient", message))
+    def event(self, kind: str, message: str) -> None:
+        self.events.append(Event(kind, message))

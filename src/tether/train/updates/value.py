@@ -1,38 +1,51 @@
-"""The critic's update in minibatches: clipped squared error against the returns."""
+"""The critic's update in minibatches: squared error against the returns."""
 
-from tether.algo.aggregation import token_count, token_mean
-from tether.algo.losses import clip_value_loss
-from tether.algo.masked import masked_sum
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tether.algo.aggregation import weighted_sum
+from tether.algo.losses import clip_value_loss, squared_value_loss
 from tether.config import Config
-from tether.run.metrics import Level, Mean
+from tether.run.metrics import Mean
 from tether.train.roles import Roles
-from tether.train.updates.minibatches import row_slices, split_minibatch
+from tether.train.updates.minibatches import Terms, Walk, walk_minibatches
 from tether.train.updates.report import Report
-from tether.types import Experience
+from tether.types import Experience, Minibatch
 
 
-def update_critic(experience: Experience, roles: Roles, config: Config, iteration: int) -> Report:
-    settings, optimizer = config.critic, roles.critic_optimizer
+def update_values(experience: Experience, roles: Roles, config: Config, iteration: int) -> Report:
     report = Report()
-    slices = row_slices(
-        len(experience), settings.minibatch_rows, settings.epochs, config.seed, "critic", iteration
+    walk = Walk(
+        role="critic",
+        seed=config.seed,
+        iteration=iteration,
+        epochs=config.critic_epochs,
+        minibatch_rows=config.critic_minibatch_rows,
+        microbatch_tokens=config.critic.microbatch_tokens,
+        aggregation="token_mean",
+        max_response_tokens=config.rollout.max_response_tokens,
     )
-    for rows in slices:
-        count = token_count(experience.response_mask[rows])
-        for _, batch in split_minibatch(experience, rows, settings.microbatch_tokens):
-            mask = batch.response_mask
-            new_values = roles.critic(batch.sequences)[:, :-1]
-            value = clip_value_loss(new_values, batch.values, batch.returns, settings.clip)
-            token_mean(value.per_token, mask, count).backward()
 
-            tokens = mask.sum()
-            vf_loss = masked_sum(value.per_token.detach(), mask)
-            report.meter.record("critic/vf_loss", Mean(vf_loss, tokens))
-            report.meter.record("critic/vf_clipfrac", Mean((value.clipped & mask).sum(), tokens))
-        norm = optimizer.step()
-        if norm.isfinite():
-            report.meter.record("critic/grad_norm", Mean(norm, 1))
-        else:
-            report.dropped_step("critic", norm)
-    report.meter.record("critic/lr", Level(optimizer.adam.param_groups[0]["lr"]))
+    def compute(batch: Minibatch) -> Terms:
+        return value_terms(batch, roles.critic(batch.sequences)[:, :-1], config, report)
+
+    walk_minibatches(experience, walk, roles.critic_optimizer, compute, report)
     return report
+
+
+def value_terms(
+    batch: Minibatch,
+    new_values: Float[Tensor, "rows response"],
+    config: Config,
+    report: Report,
+) -> Terms:
+    mask, clip = batch.response_mask, config.critic.clip
+    if clip is None:
+        value = squared_value_loss(new_values, batch.returns)
+    else:
+        value = clip_value_loss(new_values, batch.values, batch.returns, clip)
+    loss = weighted_sum(value.per_token, batch.weights)
+    with torch.no_grad():
+        report.meter.record("critic/vf_clipfrac", Mean((value.clipped & mask).sum(), mask.sum()))
+    return Terms(loss, {"critic/vf_loss": loss})

@@ -1,0 +1,29 @@
+"""What scripts that measure have in common: the machine's name, and pasting into a document."""
+
+import datetime
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+
+def machine() -> str:
+    """Date, cores and torch, as they stand under every pasted figure."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.machine()
+    today = datetime.date.today()
+    return f"{today}, {os.cpu_count()} cores of {processor}, torch {torch.__version__}."
+
+
+def paste(document: Path, marker: str, lines: list[str]) -> None:
+    """Replace what stands between the marker's two comments."""
+    begin, end = f"<!-- {marker} -->", "<!-- end -->"
+    before, found, rest = document.read_text(encoding="utf-8").partition(begin)
+    if not found:
+        raise SystemExit(f"{document} has no {begin}")
+    _, _, after = rest.partition(end)
+    block = "\n".join([begin, "```text", *lines, "```", end])
+    document.write_text(before + block + after, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""PPO explained by concrete numbers, made with the functions that train."""

@@ -1,0 +1,120 @@
+"""Recipes: from YAML and dotted overrides to a validated Config, or one sentence that says why not.
+
+Overrides are merged into the recipe's mapping, and the whole is validated once. Imports no torch.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from tether.config import UPDATE_KINDS, Config, walk_fields
+from tether.errors import UserError
+
+FOLDER = Path(__file__).parent
+
+
+def load_config(
+    recipe: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
+) -> Config:
+    """A shipped recipe's name or a YAML path, with dotted overrides: {"actor.lr": 1e-4}."""
+    mapping = read_recipe(recipe)
+    merge_overrides(mapping, overrides or {})
+    return validate_config(mapping)
+
+
+def validate_config(mapping: Mapping[str, Any]) -> Config:
+    try:
+        return Config.model_validate(mapping)
+    except ValidationError as error:
+        raise UserError("\n".join(_sentence(dict(e)) for e in error.errors())) from None
+
+
+def shipped_recipes() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def read_recipe(recipe: str | os.PathLike[str]) -> dict[str, Any]:
+    path = _find(recipe)
+    try:
+        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{where} is not YAML: {error.problem}.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from None
+    if not isinstance(mapping, dict):
+        raise UserError(f"{path} holds no mapping of sections; see `tether train --help`.")
+    return mapping
+
+
+def _find(recipe: str | os.PathLike[str]) -> Path:
+    shipped = shipped_recipes()
+    path = shipped.get(str(recipe), Path(recipe))
+    if not path.is_file():
+        close = difflib.get_close_matches(str(recipe), shipped, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"shipped: {', '.join(shipped)}."
+        raise UserError(f"No recipe or YAML file {str(recipe)!r}; {hint}")
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{path} is no recipe: its name must end in .yaml.")
+    return path
+
+
+def merge_overrides(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Put dotted overrides in place; another `kind` takes the fields of the old one away first."""
+    kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
+    for dotted, value in kinds_first:
+        section, field = _find_section(mapping, dotted)
+        if field == "kind" and section.get("kind", value) != value:
+            section.clear()
+        section[field] = value
+
+
+def _find_section(mapping: dict[str, Any], dotted: str) -> tuple[dict[str, Any], str]:
+    inside = [name for name, _ in walk_fields() if name.startswith(f"{dotted}.")]
+    if inside:
+        raise UserError(f"{dotted} is a section; write one of its fields, such as --{inside[0]}.")
+    *sections, field = dotted.split(".")
+    for depth, name in enumerate(sections, start=1):
+        if mapping.get(name) is None:
+            mapping[name] = {}
+        mapping = mapping[name]
+        if not isinstance(mapping, dict):
+            raise UserError(f"{dotted}: {'.'.join(sections[:depth])} is not a section.")
+    return mapping, field
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    """One pydantic error as one sentence with the field and what to write."""
+    # Inside a union the location names the kind as well, which is no part of the dotted name.
+    field = ".".join(str(part) for part in error["loc"] if part not in UPDATE_KINDS)
+    match error["type"]:
+        case "extra_forbidden":
+            return _unknown(field)
+        case "missing":
+            wanted = next(name for name, _ in walk_fields() if f"{name}.".startswith(f"{field}."))
+            return f"{wanted} is missing: give it in the recipe or as --{wanted} VALUE."
+        case "union_tag_invalid":
+            tag = error["ctx"]["tag"]
+            return f"{field}.kind is {tag!r}, but it is one of {', '.join(UPDATE_KINDS)}."
+        case "value_error":
+            return f"{field}: {error['ctx']['error']}.".removeprefix(": ")
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return f"{field} is {error['input']!r}, but it is a section with fields of its own."
+    return f"{field} is {error['input']!r}, but {error['msg'].removeprefix('Input ')}."
+
+
+def _unknown(field: str) -> str:
+    known = [dotted for dotted, _ in walk_fields()]
+    if field in known:
+        return f"{field} is a field of another kind; see `tether train --help`."
+    leaf = field.rsplit(".", 1)[-1]
+    # A right name in a wrong section is the likelier slip, so leaves are compared first.
+    same_leaf = [dotted for dotted in known if dotted.rsplit(".", 1)[-1] == leaf]
+    close = difflib.get_close_matches(field, same_leaf or known, n=1, cutoff=0.3)
+    hint = f"did you mean {close[0]}?" if close else "see `tether train --help` for the fields."
+    return f"Unknown field {field}; {hint}"

@@ -1,0 +1,189 @@
+"""TRPO: one natural-gradient step on all rows, inside a hard bound on the exact KL, or none."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tether.algo.aggregation import weighted_sum
+from tether.algo.losses import log_ratio
+from tether.algo.trust_region import Product, conjugate_gradient, line_search, longest_step
+from tether.config import Config
+from tether.models.policy import Policy
+from tether.run.metrics import Level
+from tether.train.roles import Roles
+from tether.train.updates.minibatches import make_minibatch, split
+from tether.train.updates.report import Report
+from tether.types import Experience, Minibatch
+
+
+# Fused attention on a CPU has no second derivative; the plain one has.
+@sdpa_kernel(SDPBackend.MATH)
+def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
+    """maximise mean(r A) subject to mean KL(old || new) <= max_kl, by one accepted step or none."""
+    update = config.actor.update
+    region = TrustRegion(experience, roles.actor, config)
+    report = Report(new_log_probs=experience.old_log_probs)
+    gradient = region.surrogate_gradient()
+    norm = gradient.norm()
+    if not (norm.isfinite() and norm > 0):
+        report.event("trpo_refused", f"the surrogate's gradient norm is {float(norm)}; no step")
+        return _finish(report, region, share=0.0, tries=0)
+
+    product = region.fisher_product()
+    direction = conjugate_gradient(
+        lambda v: product(v) + update.damping * v, gradient, update.cg_iterations
+    )
+    # The step's length obeys the undamped KL; damping only steadies the direction.
+    step = longest_step(direction, product(direction), update.max_kl)
+    if not bool(step.isfinite().all()):
+        report.event("trpo_refused", "the step is not finite; no step")
+        return _finish(report, region, share=0.0, tries=0)
+
+    def measure(share: float) -> tuple[float, float]:
+        region.move(share, step)
+        return region.measure()
+
+    landing = line_search(measure, update.max_kl, update.backtracks, update.backtrack_ratio)
+    region.move(landing.share, step)
+    if landing.share == 0:
+        report.event("trpo_refused", f"no step within KL {update.max_kl:g} improved; no step")
+    report.meter.record("actor/grad_norm", Level(norm))
+    return _finish(report, region, landing.share, landing.tries)
+
+
+def _finish(report: Report, region: "TrustRegion", share: float, tries: int) -> Report:
+    surrogate, kl = region.measure()
+    report.new_log_probs = region.new_log_probs
+    ratio = torch.where(region.mask, (report.new_log_probs - region.old_log_probs).exp(), 1.0)
+    record = report.meter.record
+    record("actor/pg_loss", Level(-surrogate))
+    record("actor/exact_kl", Level(kl))
+    record("actor/entropy", Level(region.entropy))
+    record("actor/ratio_max", Level(ratio.max()))
+    record("actor/ratio_min", Level(ratio.min()))
+    record("actor/line_search_tries", Level(tries))
+    record("actor/step_share", Level(share))
+    return report
+
+
+@dataclass
+class _Part:
+    """A microbatch with the old policy's states, before the weights moved."""
+
+    batch: Minibatch
+    token_weights: Float[Tensor, "rows response"]  # 1 / tokens of the whole batch
+    old_states: Float[Tensor, "rows response width"]
+
+
+class TrustRegion:
+    """The surrogate and the exact KL as functions of the actor's flattened weights."""
+
+    def __init__(self, experience: Experience, actor: Policy, config: Config) -> None:
+        self.actor, self.config = actor, config
+        self.mask, self.old_log_probs = experience.response_mask, experience.old_log_probs
+        self.parameters = [p for p in actor.model.parameters() if p.requires_grad]
+        self.start = [p.detach().clone() for p in self.parameters]
+        self.old_head = _frozen(actor.model.get_output_embeddings())
+        self.new_log_probs = experience.old_log_probs.clone()
+        self.entropy = 0.0
+        rows = torch.arange(len(experience))
+        self.parts = list(self._parts(experience, rows))
+        wanted = config.actor.update.fisher_rows or len(rows)
+        few = rows[:: max(1, len(rows) // wanted)][:wanted]
+        self.fisher_parts = (
+            self.parts if wanted >= len(rows) else list(self._parts(experience, few))
+        )
+
+    def _parts(self, experience: Experience, rows: Tensor) -> Iterator[_Part]:
+        actor, longest = self.config.actor, self.config.rollout.max_response_tokens
+        minibatch = make_minibatch(experience, rows, actor.aggregation, longest)
+        tokens = minibatch.response_mask.sum().clamp(min=1)
+        for batch in split(minibatch, actor.microbatch_tokens):
+            with torch.no_grad():
+                states = self.actor.states(batch.sequences)
+            yield _Part(batch, batch.response_mask / tokens, states)
+
+    def move(self, share: float, step: Float[Tensor, " n"]) -> None:
+        """Put the weights at start + share x step; share 0 restores them bit for bit."""
+        pieces = step.split([p.numel() for p in self.parameters])
+        with torch.no_grad():
+            for parameter, start, piece in zip(self.parameters, self.start, pieces, strict=True):
+                parameter.copy_(start if share == 0 else start + share * piece.view_as(start))
+
+    @torch.no_grad()
+    def measure(self) -> tuple[float, float]:
+        """(surrogate, mean KL(old || new)) where the weights are now."""
+        surrogate, kl, entropy = 0.0, 0.0, 0.0
+        for part in self.parts:
+            states = self.actor.states(part.batch.sequences)
+            new_log_probs, entropies = self.actor.read(
+                states, part.batch.sequences, part.batch.response_mask
+            )
+            surrogate += float(self._surrogate(new_log_probs, part))
+            kl += float(self._kl(states, part))
+            entropy += float(weighted_sum(entropies, part.token_weights))
+            self.new_log_probs[part.batch.rows, : new_log_probs.shape[1]] = new_log_probs
+        self.entropy = entropy
+        return surrogate, kl
+
+    def surrogate_gradient(self) -> Float[Tensor, " n"]:
+        total = torch.zeros(sum(p.numel() for p in self.parameters), device=self.mask.device)
+        for part in self.parts:
+            states = self.actor.states(part.batch.sequences)
+            new_log_probs, _ = self.actor.read(
+                states, part.batch.sequences, part.batch.response_mask
+            )
+            surrogate = self._surrogate(new_log_probs, part)
+            total = total + _flat(torch.autograd.grad(surrogate, self.parameters))
+        return total
+
+    def fisher_product(self) -> Product:
+        """v -> F v by differentiating the KL's gradient once more along v.
+
+        The graph of the gradient is kept between products when all rows fit one microbatch, and
+        made anew for each product otherwise.
+        """
+        kept = [self._kl_gradient(part) for part in self.fisher_parts[:1]]
+        kept = kept if len(self.fisher_parts) == 1 else None
+
+        def product(vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+            total = torch.zeros_like(vector)
+            for i, part in enumerate(self.fisher_parts):
+                gradient = kept[i] if kept else self._kl_gradient(part)
+                image = torch.autograd.grad(
+                    gradient @ vector, self.parameters, retain_graph=kept is not None
+                )
+                total = total + _flat(image)
+            return total
+
+        return product
+
+    def _kl_gradient(self, part: _Part) -> Float[Tensor, " n"]:
+        kl = self._kl(self.actor.states(part.batch.sequences), part)
+        return _flat(torch.autograd.grad(kl, self.parameters, create_graph=True))
+
+    def _kl(self, states: Float[Tensor, "rows response width"], part: _Part) -> Tensor:
+        per_token = self.actor.full_kl(
+            self.old_head, part.old_states, self.actor.head, states, part.batch.response_mask
+        )
+        return weighted_sum(per_token, part.token_weights)
+
+    def _surrogate(self, new_log_probs: Float[Tensor, "rows response"], part: _Part) -> Tensor:
+        ratio = log_ratio(new_log_probs, part.batch.old_log_probs).exp()
+        return weighted_sum(ratio * part.batch.policy_advantages, part.batch.weights)
+
+
+def _frozen(head: nn.Module) -> nn.Module:
+    """A copy of the output head that stays where the weights were."""
+    copy = nn.Linear(head.in_features, head.out_features, head.bias is not None, device="meta")
+    tensors = {name: tensor.detach().clone() for name, tensor in head.state_dict().items()}
+    copy.load_state_dict(tensors, assign=True)
+    return copy.requires_grad_(False)
+
+
+def _flat(tensors: tuple[Tensor, ...]) -> Float[Tensor, " n"]:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

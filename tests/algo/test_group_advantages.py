@@ -1,0 +1,71 @@
+"""Estimators without a critic, against numbers worked out by hand."""
+
+import pytest
+import torch
+
+from tether.algo.advantages import group_advantages, remax, reward_to_go, zero_spread
+
+# Two prompts with three responses each, of 2, 1 and 3 tokens; the reward stands on the last one.
+LENGTHS = [2, 1, 3, 2, 1, 3]
+SCORES = torch.tensor([1.0, 0.0, 2.0, 5.0, 5.0, 5.0]).double()
+MASK = torch.arange(3) < torch.tensor(LENGTHS)[:, None]
+REWARDS = torch.zeros(6, 3).double()
+REWARDS[torch.arange(6), torch.tensor(LENGTHS) - 1] = SCORES
+
+
+def rows(estimator, rewards=REWARDS, scores=SCORES, mask=MASK):
+    """The advantage of each row, which must stand on all its tokens and nowhere else."""
+    advantages = group_advantages(estimator, rewards, scores, mask, samples=3)
+    first = advantages[:, 0]
+    assert torch.equal(advantages, torch.where(mask, first[:, None], 0.0))
+    return first.tolist()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("dr_grpo", [0.0, -1.0, 1.0]),
+        ("reinforce_plus_plus_baseline", [0.0, -1.0, 1.0]),
+        ("grpo", [0.0, -1 / 1.000001, 1 / 1.000001]),  # unbiased std of 1, 0, 2 is 1
+        ("rloo", [0.0, -1.5, 1.5]),  # 1 - (0+2)/2, 0 - (1+2)/2, 2 - (1+0)/2
+        ("opo", [1 - 8 / 6, -8 / 6, 2 - 8 / 6]),  # (2*1 + 1*0 + 3*2) / 6 = 8/6
+    ],
+)
+def test_a_response_is_compared_with_its_group(estimator, expected):
+    assert rows(estimator)[:3] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo"]
+)
+def test_a_group_whose_scores_are_equal_says_nothing_even_if_its_kl_differs(estimator):
+    shaped = REWARDS - 0.1 * torch.rand(6, 3).double() * MASK
+    assert rows(estimator, rewards=shaped)[3:] == [0.0, 0.0, 0.0]
+    assert zero_spread(SCORES, MASK, 3).tolist() == [False, True]
+
+
+def test_kl_in_the_reward_counts_in_the_group_baseline():
+    shaped = REWARDS.clone()
+    shaped[2, 0] = -0.5  # the third response paid 0.5 of KL: s = 1.0, 0.0, 1.5
+    mean = 2.5 / 3
+    assert rows("dr_grpo", rewards=shaped)[:3] == pytest.approx([1 - mean, -mean, 1.5 - mean])
+
+
+def test_an_unscorable_row_leaves_its_group():
+    mask = MASK.clone()
+    mask[2] = False
+    rewards = torch.where(mask, REWARDS, 0.0)
+    scores = torch.where(mask.any(1), SCORES, 0.0)
+    assert rows("rloo", rewards, scores, mask)[:3] == [1.0, -1.0, 0.0]
+
+
+def test_reward_to_go_discounts_and_carries_over_masked_columns():
+    rewards = torch.tensor([[1.0, 0.0, 4.0, 8.0]]).double()
+    mask = torch.tensor([[True, False, True, True]])
+    # from the end: 8; 4 + .5*8 = 8; (masked); 1 + .5*8 = 5
+    assert reward_to_go(rewards, mask, 0.5).tolist() == [[5.0, 0.0, 8.0, 8.0]]
+
+
+def test_remax_takes_the_greedy_score_off_every_token():
+    advantages = remax(REWARDS[:1], torch.tensor([0.25]).double(), MASK[:1], gamma=1.0)
+    assert advantages.tolist() == [[0.75, 0.75, 0.0]]

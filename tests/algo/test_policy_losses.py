@@ -1,0 +1,177 @@
+"""Every policy loss: values by hand, gradients by central differences in float64."""
+
+import math
+
+import pytest
+import torch
+
+from tether.algo.kl import estimate_kl, full_kl
+from tether.algo.losses import (
+    cispo_policy_loss,
+    clip_policy_loss,
+    cpi_policy_loss,
+    dual_clip,
+    gspo_policy_loss,
+    log_ratio,
+    penalty_policy_loss,
+    reinforce_policy_loss,
+    squared_value_loss,
+)
+
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+
+
+def one(x: float) -> torch.Tensor:
+    return torch.tensor([[x]], dtype=torch.float64)
+
+
+def at_ratio(ratio: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return one(math.log(0.3 * ratio)), one(math.log(0.3))
+
+
+ONE_CELL = torch.ones(1, 1, dtype=torch.bool)
+
+
+def test_cpi_is_minus_ratio_times_advantage():
+    loss = cpi_policy_loss(*at_ratio(2.0), one(3.0))
+    assert float(loss.per_token) == pytest.approx(-6.0)
+    assert float(loss.ratio) == pytest.approx(2.0)
+    assert not loss.clipped_high.any()
+
+
+def test_penalty_adds_the_kl_from_the_old_policy():
+    # k3 of old against new: e^D - 1 - D with D = log 2
+    kl = 2 - 1 - math.log(2)
+    loss = penalty_policy_loss(*at_ratio(2.0), one(1.0), ONE_CELL, coef=10.0)
+    assert float(loss.per_token) == pytest.approx(-2.0 + 10 * kl)
+
+
+def test_reinforce_is_minus_advantage_times_log_prob():
+    assert float(reinforce_policy_loss(*at_ratio(2.0), one(2.0)).per_token) == pytest.approx(
+        -2 * math.log(0.6)
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        (1.5, -1.0, 1.5),  # as without it
+        (5.0, -1.0, 3.0),  # held at 3
+        (5.0, 1.0, -1.2),  # positive advantages are none of its business
+        (0.5, -1.0, 0.8),
+    ],
+)
+def test_dual_clip_bounds_the_loss_of_negative_advantages(ratio, advantage, expected):
+    clipped = clip_policy_loss(*at_ratio(ratio), one(advantage), 0.2, 0.2)
+    assert float(dual_clip(clipped, one(advantage), 3.0).per_token) == pytest.approx(expected)
+
+
+def test_asymmetric_clip_has_two_edges():
+    high = clip_policy_loss(*at_ratio(1.25), one(1.0), 0.2, 0.3)
+    assert float(high.per_token) == pytest.approx(-1.25)
+    low = clip_policy_loss(*at_ratio(0.7), one(-1.0), 0.2, 0.5)
+    assert float(low.per_token) == pytest.approx(0.8)
+    assert bool(low.clipped_low)
+    assert not bool(low.clipped_high)
+
+
+def test_gspo_gives_every_token_the_ratio_of_its_row():
+    old = torch.zeros(1, 3).double()
+    new = torch.tensor([[0.1, 0.3, 9.0]]).double()
+    loss = gspo_policy_loss(new, old, torch.ones(1, 3).double(), MASK[:1], 0.9, 9.0)
+    assert loss.ratio[0, :2].tolist() == pytest.approx([math.exp(0.2)] * 2)
+
+
+def test_cispo_keeps_the_gradient_of_a_clipped_token():
+    new, old = at_ratio(5.0)
+    new.requires_grad_()
+    loss = cispo_policy_loss(new, old, one(2.0), 1.0, 0.28)
+    loss.per_token.sum().backward()
+    assert float(new.grad) == pytest.approx(-1.28 * 2.0)
+    assert bool(loss.clipped_high)
+
+
+def test_squared_value_loss_is_half_the_square():
+    assert float(squared_value_loss(one(3.0), one(1.0)).per_token) == pytest.approx(2.0)
+
+
+def random_case():
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda: torch.randn(2, 3, generator=generator, dtype=torch.float64)  # noqa: E731
+    return -1 + 0.3 * draw(), -1 + 0.3 * draw(), draw(), -1 + 0.3 * draw()
+
+
+NEW, OLD, ADVANTAGES, REF = random_case()
+FROZEN = (NEW - OLD).clamp(-20, 20).exp()  # ratio at the point of differentiation
+
+
+def gspo_frozen(new):
+    """GSPO with its stop-gradient parts as constants: the row's mean log-ratio at NEW."""
+    mean = torch.where(MASK, NEW - OLD, 0.0).sum(1, keepdim=True) / MASK.sum(1, keepdim=True)
+    ratio = (mean + new - NEW).exp()
+    return torch.maximum(-ADVANTAGES * ratio, -ADVANTAGES * ratio.clamp(0.9, 1.1))
+
+
+def kl_plus_frozen(new):
+    return 0.5 * (new - REF) ** 2  # the + forms differ from k2 by a constant
+
+
+CASES = {
+    "clip": (lambda n: clip_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1).per_token, None),
+    "dual clip": (
+        lambda n: (
+            dual_clip(clip_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1), ADVANTAGES, 1.05).per_token
+        ),
+        None,
+    ),
+    "cpi": (lambda n: cpi_policy_loss(n, OLD, ADVANTAGES).per_token, None),
+    "penalty": (lambda n: penalty_policy_loss(n, OLD, ADVANTAGES, MASK, 0.7).per_token, None),
+    "reinforce": (lambda n: reinforce_policy_loss(n, OLD, ADVANTAGES).per_token, None),
+    "gspo": (
+        lambda n: gspo_policy_loss(n, OLD, ADVANTAGES, MASK, 0.1, 0.1).per_token,
+        gspo_frozen,
+    ),
+    "cispo": (
+        lambda n: cispo_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1).per_token,
+        lambda n: -FROZEN.clamp(0.9, 1.1) * ADVANTAGES * n,
+    ),
+    "k1": (lambda n: estimate_kl("k1", n, REF, MASK), None),
+    "k2": (lambda n: estimate_kl("k2", n, REF, MASK), None),
+    "k3": (lambda n: estimate_kl("k3", n, REF, MASK), None),
+    "abs": (lambda n: estimate_kl("abs", n, REF, MASK), None),
+    "k1+": (lambda n: estimate_kl("k1+", n, REF, MASK), kl_plus_frozen),
+    "k3+": (lambda n: estimate_kl("k3+", n, REF, MASK), kl_plus_frozen),
+    "k3 by ratio": (
+        lambda n: estimate_kl("k3", n, REF, MASK) * log_ratio(n, OLD).exp(),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_agree_with_central_differences(name):
+    """Trap 21: losses with stop-gradient parts are differenced with those parts frozen."""
+    function, frozen = CASES[name]
+    reference = frozen or function
+    new = NEW.clone().requires_grad_()
+    torch.where(MASK, function(new), 0.0).sum().backward()
+    step, slow = 1e-6, torch.zeros_like(NEW)
+    for i, j in MASK.nonzero().tolist():
+        for sign in (1, -1):
+            moved = NEW.clone()
+            moved[i, j] += sign * step
+            slow[i, j] += sign * float(torch.where(MASK, reference(moved), 0.0).sum()) / (2 * step)
+    torch.testing.assert_close(new.grad, slow, atol=1e-7, rtol=1e-6)
+
+
+def test_estimators_have_the_values_of_the_worked_example():
+    old, ref = one(-0.12), one(-0.15)
+    values = {n: float(estimate_kl(n, old, ref, ONE_CELL)) for n in ("k1", "abs", "k2", "k3")}
+    assert values == pytest.approx({"k1": 0.03, "abs": 0.03, "k2": 0.00045, "k3": 0.00044553355})
+    assert float(estimate_kl("k1+", old, ref, ONE_CELL)) == pytest.approx(0.03)
+    assert float(estimate_kl("k3+", old, ref, ONE_CELL)) == pytest.approx(0.00044553355)
+
+
+def test_full_kl_is_the_sum_over_the_vocabulary_and_survives_zeros():
+    p, q = torch.tensor([0.8, 0.2, 0.0]).double(), torch.tensor([0.7, 0.3, 0.0]).double()
+    assert float(full_kl(p.log(), q.log())) == pytest.approx(0.025732, abs=1e-6)
