@@ -405,7 +405,7 @@ class Config(Section):
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
     """version of this file's layout"""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """every random number is computed from it"""
     device: str = "auto"
     """cpu, cuda, or auto: cuda if there is one"""

@@ -114,4 +114,6 @@ def _prompt_text(row: dict[str, Any], column: str, where: str) -> str:
         raise UserError(f"{where}: {column!r} is {type(text).__name__}, not text.")
     if not text.strip():
         raise UserError(f"{where}: the prompt is empty.")
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise UserError(f"{where}: the prompt holds half a surrogate pair, which is no text.")
     return text

@@ -15,6 +15,8 @@ from tether.algo.kl import full_kl
 
 CHUNK_LOGITS = 2**24  # numbers in one chunk of logits: 64 MiB in float32
 
+LOWEST_LOG_PROB = -1e4  # exp() of it is 0 in every float type
+
 Head = Callable[[Float[Tensor, "cells width"]], Float[Tensor, "cells vocabulary"]]
 
 
@@ -39,7 +41,8 @@ def token_log_probs_and_entropies(
 
     def of_cells(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         log_probs = log_softmax(head, states, temperature)
-        entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
+        # A token that cannot be sampled has log-prob -inf and adds 0, not 0 x infinity.
+        entropies = -(log_probs.exp() * log_probs.clamp(min=LOWEST_LOG_PROB)).sum(dim=-1)
         return log_probs.gather(1, ids[:, None]).squeeze(1), entropies
 
     log_probs, entropies = _in_chunks(of_cells, (states, ids), mask, vocabulary)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tether.rewards.rules import RULES
 
 Reward = Callable[..., float | None]
 
+LARGEST_SCORE = 1e15  # its square is still finite in float32
 ROW_ARGUMENTS = ("prompt", "response", "finished")
 
 
@@ -63,7 +63,7 @@ def call_reward(function: Reward, row: Mapping[str, Any]) -> float | None:
         return None
     if isinstance(score, str) or not hasattr(score, "__float__"):
         raise TypeError(f"the reward returned {type(score).__name__}, not a number")
-    if not math.isfinite(float(score)):
+    if not abs(float(score)) <= LARGEST_SCORE:  # False for NaN too
         raise ValueError(f"the reward returned {float(score)}")
     return float(score)
 

@@ -47,7 +47,7 @@ class InProcessScorer:
     def _score_row(self, row: Mapping[str, Any]) -> Verdict:
         try:
             score = call_reward(self.function, row)
-        except Exception as error:  # a reward may raise anything; the row is named in an event
+        except (Exception, SystemExit) as error:  # whatever it raises, the row is named
             return Verdict(None, f"{type(error).__name__}: {error}")
         return Verdict(score, None if score is not None else "the reward returned None")
 
@@ -64,7 +64,7 @@ class ChildScorer:
         self.child: _Child | None = None
 
     def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        lines = [json.dumps(row) for row in rows]
         verdicts: list[Verdict] = []
         while len(verdicts) < len(rows):
             self.child = self.child or _Child(self.kind)

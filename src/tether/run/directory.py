@@ -36,7 +36,7 @@ def refuse_taken(directory: Path | None, overwrite: bool) -> None:
     """Only a run may be replaced, and only when asked; nothing else that exists is touched."""
     if directory is None or not directory.exists():
         return
-    if not (directory / CONFIG).is_file():
+    if not ((directory / CONFIG).is_file() and (directory / METRICS).is_file()):
         raise UserError(f"run.dir {directory} exists and is no run; choose another.")
     if not overwrite:
         raise UserError(

@@ -1,6 +1,7 @@
 """Writing a run: one JSON object a line, flushed every iteration, readable meanwhile."""
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,4 +61,17 @@ def shortest_floats(x: Tensor) -> list[float]:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps({"schema": SCHEMA, **record}, ensure_ascii=False, allow_nan=False) + "\n"
+    """Strict JSON: a number that is not finite becomes null, and text that is no text is escaped."""
+    finite = {key: _finite(value) for key, value in record.items()}
+    line = json.dumps({"schema": SCHEMA, **finite}, ensure_ascii=False, allow_nan=False)
+    return line.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return value

@@ -9,7 +9,7 @@ from tether.data.collate import join
 from tether.rollout.episode import Draw, single_turns
 from tether.train.controls import Controls
 from tether.train.estimate import estimate_advantages
-from tether.train.outcome import Clock, Outcome
+from tether.train.outcome import Clock, Outcome, moments_events
 from tether.train.roles import Roles
 from tether.train.scoring import score_greedy, score_rollout
 from tether.train.selfcheck import check_rewards_add_up
@@ -87,6 +87,11 @@ def run_iteration(iteration: int, controls: Controls, roles: Roles, config: Conf
         moments=moments,
         actor=actor_report,
         critic=critic_report,
-        events=[*events, *critic_report.events, *actor_report.events],
+        events=[
+            *events,
+            *moments_events(moments, config),
+            *critic_report.events,
+            *actor_report.events,
+        ],
         seconds=clock.seconds,
     )

@@ -150,5 +150,12 @@ class Outcome:
         return rows
 
 
+def moments_events(moments: Moments, config: Config) -> list[Event]:
+    """Fewer than two cells have no spread to divide by: they are centred only, and it is said."""
+    if not config.advantage.whitens or int(moments.count) >= 2:
+        return []
+    return [Event("not_whitened", f"{int(moments.count)} cells count; they were centred only")]
+
+
 def _score(scores: Scores, row: int) -> float | None:
     return shortest_floats(scores.values[row : row + 1])[0] if scores.scored[row] else None
