@@ -4,16 +4,24 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test learn starter docs format lint type wheel clean
+# What `make compare` trains; a recipe's name or the path of a YAML file.
+RECIPE ?= arithmetic
+
+.PHONY: demo test learn compare starter docs format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
 	$(BIN)/tether train
 
 test: $(VENV)/.installed-dev  ## the whole test suite
-	$(BIN)/python -m pytest -m "not learn"
+	$(BIN)/python -m pytest -m "not learn" --numprocesses 2
 
-learn: $(VENV)/.installed-dev  ## the demo over three seeds, minutes each; pastes the README's table
+learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every update kind (an hour)
 	$(BIN)/python scripts/measure_demo.py
+	$(BIN)/python scripts/measure_kl_bandit.py
+	$(BIN)/python scripts/compare.py --seeds 1 --folder runs/learn
+
+compare: $(VENV)/.installed-dev  ## every trust region and estimator over three seeds, into docs/
+	$(BIN)/python scripts/compare.py $(RECIPE) --write
 
 starter: $(VENV)/.installed  ## rebuild the starter model and its data from nothing
 	$(BIN)/python scripts/build_starter.py

@@ -1,14 +1,13 @@
 """Build the starter model and its prompts from nothing: `python scripts/build_starter.py`.
 
-The starter is taught in two lessons, never with a wrong answer. The first has few
-sums that carry, the second none; after it the starter knows every form of dialogue but has mostly
-forgotten how to carry. That is what PPO has to bring back, from rewards alone.
+The starter is taught in two lessons, never with a wrong answer. The first has few sums that carry,
+the second none; after it the starter knows every form of dialogue but has mostly forgotten how to
+carry. That is what PPO has to bring back, from rewards alone.
 """
 
 import argparse
 import json
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -18,20 +17,14 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+import tether
+from tether import assets
+from tether.data.arithmetic import Form, Problem, Split, carries, draw_distinct, draw_problems
+from tether.models.loading import Vocabulary
+from tether.models.policy import Policy
+from tether.train.sft import SFTSettings, train_sft
 
-from tether.data.arithmetic import (  # noqa: E402
-    Form,
-    Problem,
-    Split,
-    carries,
-    draw_distinct,
-    draw_problems,
-)
-from tether.train.sft import SFTSettings, encode_example, train_sft  # noqa: E402
-
-ASSETS = ROOT / "src" / "tether" / "assets"
+ASSETS = Path(assets.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -46,9 +39,12 @@ LESSONS = (
     Lesson(10_000, 0.0, SFTSettings(num_steps=240, lr=1.5e-3, weight_decay=0.1)),
 )
 
+SPLITS = ("train", "heldout")
 NUM_TRAIN_PROMPTS = 8000
 NUM_HELDOUT_PROMPTS = 500
 PROMPT_FORMS: tuple[Form, ...] = ("sum", "sum", "chinese", "english")  # bare sums are quick to roll
+TRAIN_DIGIT_SHARE = 0.45  # small claims take the most practice
+HELDOUT_DIGIT_SHARE = 0.25
 NO_CARRY_SHARE = 0.7  # of the pairs that do not carry; makes half of the prompts carry
 
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
@@ -124,48 +120,13 @@ def draw_lesson(lesson: Lesson, rng: random.Random) -> list[Problem]:
     return [next(stream) for _ in range(lesson.num_problems)]
 
 
-def stream_prompts(split: Split, seed: int) -> Iterator[Problem]:
+def stream_prompts(split: Split, seed: int, digit_share: float) -> Iterator[Problem]:
     rng = random.Random(f"{split} {seed}")
 
     def keep(a: int, b: int) -> bool:
         return carries(a, b) or rng.random() < NO_CARRY_SHARE
 
-    return draw_problems(rng, split, PROMPT_FORMS, keep)
-
-
-@torch.no_grad()
-def count_correct(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    problems: list[Problem],
-    generator: torch.Generator | None,
-) -> int:
-    """How many problems are answered exactly and ended with EOS; greedy without a generator.
-
-    Problems are decoded together if their prompts are equally long, which needs no padding.
-    """
-    groups: dict[int, list[tuple[list[int], list[int]]]] = {}
-    for p in problems:
-        e = encode_example(tokenizer, p.prompt, p.answer)
-        pair = e.token_ids[: e.prompt_len], e.token_ids[e.prompt_len :]
-        groups.setdefault(e.prompt_len, []).append(pair)
-    num_correct = 0
-    for _, pairs in sorted(groups.items()):
-        ids = torch.tensor([prompt for prompt, _ in pairs])
-        expected = [response for _, response in pairs]
-        alive = torch.ones(len(pairs), dtype=torch.bool)
-        for t in range(max(map(len, expected))):
-            logits = model(input_ids=ids).logits[:, -1]
-            if generator is None:
-                new = logits.argmax(-1)
-            else:
-                new = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
-            # A response is right if every token is, EOS included; what follows EOS is ignored.
-            target = torch.tensor([r[t] if t < len(r) else -1 for r in expected])
-            alive &= (new == target) | (target == -1)
-            ids = torch.cat([ids, new[:, None]], dim=1)
-        num_correct += int(alive.sum())
-    return num_correct
+    return draw_problems(rng, split, PROMPT_FORMS, digit_share, keep)
 
 
 def write_jsonl(path: Path, problems: list[Problem]) -> None:
@@ -188,8 +149,10 @@ def main() -> None:
     torch.set_num_threads(1)  # sums of floats depend on the number of threads
     # Repeats stay in: a small sum has one true claim and many false ones, so distinct prompts
     # would teach that small claims are mostly false.
-    train = list(islice(stream_prompts("train", args.seed), NUM_TRAIN_PROMPTS))
-    heldout = draw_distinct(stream_prompts("heldout", args.seed), NUM_HELDOUT_PROMPTS)
+    train = list(islice(stream_prompts("train", args.seed, TRAIN_DIGIT_SHARE), NUM_TRAIN_PROMPTS))
+    heldout = draw_distinct(
+        stream_prompts("heldout", args.seed, HELDOUT_DIGIT_SHARE), NUM_HELDOUT_PROMPTS
+    )
     write_jsonl(args.out / "arithmetic" / "train.jsonl", train)
     write_jsonl(args.out / "arithmetic" / "heldout.jsonl", heldout)
 
@@ -204,16 +167,18 @@ def main() -> None:
         if (step + 1) % 100 == 0:
             print(f"step {step + 1:5d}  loss {loss:.3f}", flush=True)
 
+    vocabulary = Vocabulary(tokenizer, frozenset([tokenizer.eos_token_id]))
     for lesson, problems in zip(LESSONS, lessons, strict=True):
-        rows = [(p.prompt, p.answer) for p in problems]
-        train_sft(model, tokenizer, rows, lesson.settings, report)
+        dialogues = [(p.prompt, p.answer) for p in problems]
+        policy = Policy(model, temperature=1.0, microbatch_tokens=16_384)
+        train_sft(policy, vocabulary, dialogues, lesson.settings, report)
     model.save_pretrained(args.out / "starter")
     tokenizer.save_pretrained(args.out / "starter", save_jinja_files=False)
 
-    greedy = count_correct(model, tokenizer, heldout, None)
-    sampled = count_correct(model, tokenizer, heldout, torch.Generator().manual_seed(args.seed))
-    for name, num in (("greedy", greedy), ("sampled", sampled)):
-        print(f"held-out {name}: {num}/{len(heldout)} = {num / len(heldout):.1%}")
+    prompts = {f"data.{name}": str(args.out / "arithmetic" / f"{name}.jsonl") for name in SPLITS}
+    evaluation = tether.evaluate(str(args.out / "starter"), overrides={**prompts, "threads": 1})
+    for name, part in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
+        print(f"held-out {name}: {part.mean:.1%} of {part.count}")
 
 
 if __name__ == "__main__":

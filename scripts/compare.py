@@ -22,7 +22,7 @@ from tether.run.directory import EVALS, METRICS, TIMINGS
 from tether.run.reader import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
-GROUPED = ["--critic.lr", "null", "--critic.epochs", "null", "--critic.minibatch_rows", "null"]
+SHARED = ["--critic.lr", "null", "--critic.epochs", "null", "--critic.minibatch_rows", "null"]
 
 UPDATES = {
     "clip": [],
@@ -51,7 +51,7 @@ ESTIMATORS = {
     }.items()
 }
 VARIANTS = (
-    UPDATES | ESTIMATORS | {"value head on the actor": ["--critic.shared_trunk", "true", *GROUPED]}
+    UPDATES | ESTIMATORS | {"value head on the actor": ["--critic.shared_trunk", "true", *SHARED]}
 )
 
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tether.config import Config, validate_config
+from tether.config import Config
+from tether.recipes import validate_config
 from tether.rollout.episode import Draw, SingleTurn
 from tether.rollout.local import LocalSampler
 from tether.types import Experience, Rollout, Sequences
@@ -60,6 +61,11 @@ def mask_of(sequences: Sequences) -> Tensor:
     for row, length in enumerate(sequences.response_lengths.tolist()):
         mask[row, :length] = True
     return mask
+
+
+def read_out(policy, sequences: Sequences, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies with gradients, as the updates take them."""
+    return policy.read(policy.states(sequences), sequences, mask)
 
 
 def logits_before(model, prompt: list[int], response: list[int]) -> Tensor:

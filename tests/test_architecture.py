@@ -11,9 +11,11 @@ import tether
 SOURCE = Path(tether.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# types, config <- algo <- models, data <- rollout, rewards <- train <- explain, api <- cli
+# types, config <- recipes <- algo <- models, data <- rollout, rewards <- train <- explain, api
+# <- cli
 TIERS = [
     {"types", "config"},
+    {"recipes"},
     {"algo"},
     {"models", "data"},
     {"rollout", "rewards"},
@@ -31,6 +33,7 @@ ALLOWED = {
     "dist": {"types", "config"} | FOR_ALL,
     "run": {"types", "config"} | FOR_ALL,
     "view": {"types", "config", "algo", "run"} | FOR_ALL,  # draws the files on disk
+    "recipes": {"config"} | FOR_ALL,
     "algo": {"types"} | FOR_ALL,  # pure maths: no config object
 }
 # `tether.train` is a room and what people call, so the room forwards a call to the api.

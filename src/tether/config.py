@@ -200,6 +200,12 @@ class KlSection(Section):
     def needs_reference(self) -> bool:
         return self.in_reward.coef > 0 or self.in_loss.coef > 0
 
+    @property
+    def ablations(self) -> list[str]:
+        """Sections that were allowed to use an estimator known to be wrong there."""
+        sections = {"kl.in_reward": self.in_reward, "kl.in_loss": self.in_loss}
+        return [name for name, section in sections.items() if section.ablation]
+
 
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
 WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import tiny_llama
-from helpers import mask_of, sequences_of, slow_entropies, slow_log_probs
+from helpers import mask_of, read_out, sequences_of, slow_entropies, slow_log_probs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,7 +76,7 @@ def test_the_temperature_divides_the_logits(tiny_model, temperature):
 def test_entropy_is_exact_and_never_negative(tiny_model, temperature):
     """Trap 15: -sum p log p of the tempered distribution."""
     sequences = sequences_of(ROWS)
-    _, found = Policy(tiny_model, temperature, MANY).evaluate(sequences, mask_of(sequences))
+    _, found = read_out(Policy(tiny_model, temperature, MANY), sequences, mask_of(sequences))
     assert (found >= 0).all()
     for row, (prompt, response) in enumerate(ROWS):
         expected = slow_entropies(tiny_model, prompt, response, temperature).float()
@@ -89,7 +89,7 @@ def test_masked_cells_hold_zero(tiny_model):
     mask[:, 1] = False
     mask[2] = False
     policy = Policy(tiny_model, 1.0, MANY)
-    found, entropies = policy.evaluate(sequences, mask)
+    found, entropies = read_out(policy, sequences, mask)
     assert (found[~mask] == 0).all()
     assert (entropies[~mask] == 0).all()
     torch.testing.assert_close(found[mask], log_probs(tiny_model, ROWS)[mask], rtol=0, atol=1e-5)
@@ -102,7 +102,7 @@ def test_chunks_of_logits_change_neither_log_probs_nor_gradients(monkeypatch, ce
 
     def evaluated():
         sequences = sequences_of(rows)
-        log_probs, entropies = Policy(model, 0.7, MANY).evaluate(sequences, mask_of(sequences))
+        log_probs, entropies = read_out(Policy(model, 0.7, MANY), sequences, mask_of(sequences))
         (log_probs.sum() + 0.3 * entropies.sum()).backward()
         gradients = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()

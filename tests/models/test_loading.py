@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import tiny_llama
-from helpers import mask_of, sequences_of
+from helpers import mask_of, read_out, sequences_of
 
 from tether.errors import UserError
 from tether.models.critic import Critic
@@ -38,7 +38,7 @@ def test_dropout_is_off_in_actor_and_critic_whatever_the_model_asks_for(model_di
     policy, critic = Policy(model, 1.0, 1000), Critic(model, 1000)
     torch.nn.init.normal_(critic.head.weight)
     sequences = sequences_of([([1, 2], [3, 4, 5])])
-    first, second = (policy.evaluate(sequences, mask_of(sequences))[0] for _ in range(2))
+    first, second = (read_out(policy, sequences, mask_of(sequences))[0] for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(critic(sequences), critic(sequences))
 

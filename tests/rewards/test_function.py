@@ -63,6 +63,7 @@ def test_a_reward_that_cannot_be_found_is_refused(tmp_path, kind, reason):
 
 
 def test_a_reward_that_asks_for_a_missing_column_is_refused_before_training():
-    with pytest.raises(UserError, match=r"asks for 'solution'.*answer"):
-        check_arguments(lambda response, solution: 0, {"answer": "2"})
-    check_arguments(lambda response, answer, finished, extra=1, **rest: 0, {"answer": "2"})
+    rows = [{"answer": "2", "solution": "2"}, {"answer": "2"}]  # the second lacks it
+    with pytest.raises(UserError, match=r"asks for 'solution'.*d\.jsonl, line 2.*answer"):
+        check_arguments(lambda response, solution: 0, rows, "d.jsonl")
+    check_arguments(lambda response, answer, finished, extra=1, **rest: 0, rows, "d.jsonl")

@@ -12,6 +12,7 @@ def test_runs_without_a_directory_are_numbered_and_never_collide(tmp_path, monke
 
 
 def test_a_directory_that_exists_is_refused_and_nothing_in_it_changes(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "config.yaml").write_text("precious")
     with pytest.raises(UserError, match=r"exists.*overwrite"):
         create_run_directory(tmp_path, "x", False)
@@ -22,14 +23,18 @@ def test_overwrite_replaces_a_run(tmp_path):
     run = tmp_path / "run"
     (run / "rollouts").mkdir(parents=True)
     (run / "config.yaml").write_text("old")
+    (run / "metrics.jsonl").write_text("old")
     assert list(create_run_directory(run, "x", True).iterdir()) == []
 
 
-def test_overwrite_removes_nothing_but_a_run(tmp_path):
-    (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(UserError, match="holds no run"):
-        create_run_directory(tmp_path, "x", True)
-    assert (tmp_path / "thesis.txt").read_text() == "precious"
+@pytest.mark.parametrize("name", ["thesis.txt", "config.yaml", "metrics.jsonl"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_overwrite_removes_nothing_but_a_run(tmp_path, name, overwrite):
+    """A folder with a config.yaml alone may be anybody's."""
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(UserError, match="is no run"):
+        create_run_directory(tmp_path, "x", overwrite)
+    assert (tmp_path / name).read_text() == "precious"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -30,7 +30,8 @@ def test_wilsons_interval_stays_inside_zero_and_one(count):
 
 def scores(*values: float | None) -> Scores:
     numbers = torch.tensor([v or 0.0 for v in values])
-    return Scores(numbers, torch.tensor([v is not None for v in values]))
+    scored = torch.tensor([v is not None for v in values])
+    return Scores(numbers, scored, scored)
 
 
 def test_unscored_rows_leave_the_estimate():
@@ -58,11 +59,12 @@ def test_an_evaluation_scores_each_prompt_greedily_and_sampled_and_measures_the_
     """By hand: scores of the greedy rows' texts; KL 0 to an equal reference, more to another."""
     roles, config = build()
     prompts = roles.heldout_prompts.first(5)
-    first = evaluate(0, prompts, roles, config)
+    first, events = evaluate(0, prompts, roles, config)
+    assert events == []
     assert first.greedy.count == first.sampled.count == 5
     assert first.kl == pytest.approx(0, abs=1e-5)
-    assert evaluate(3, prompts, roles, config).sampled == first.sampled  # the same draws
+    assert evaluate(3, prompts, roles, config)[0].sampled == first.sampled  # the same draws
     with torch.no_grad():
-        for weight in roles.reference.model.parameters():
+        for weight in roles.reference.policy.model.parameters():
             weight.mul_(0.8)
-    assert evaluate(0, prompts, roles, config).kl > 0.1
+    assert evaluate(0, prompts, roles, config)[0].kl > 0.1

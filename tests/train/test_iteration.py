@@ -9,9 +9,11 @@ from helpers import distinct_letters, response, slow_log_probs
 
 from tether.rewards.scorers import InProcessScorer
 from tether.train import iteration as iteration_module
+from tether.train.controls import Controls
 from tether.train.iteration import run_iteration
 
 BETA = 0.3
+CONTROLS = Controls(beta=BETA, penalty_coef=0.0)
 
 
 def nudge(model, seed: int = 0, size: float = 0.1) -> None:
@@ -28,9 +30,9 @@ def iterate(build):
 
     def iterated(reward=distinct_letters, **dotted):
         roles, config = build(reward, **dotted)
-        nudge(roles.reference.model)
+        nudge(roles.reference.policy.model)
         nudge(roles.critic, size=0.3)
-        return run_iteration(0, BETA, roles, config), config
+        return run_iteration(0, CONTROLS, roles, config), config
 
     return iterated
 
@@ -98,12 +100,15 @@ def test_old_and_reference_log_probs_are_of_the_tempered_policies_before_the_upd
 ):
     """Trap 3 and Trap 6 end to end."""
     roles, config = build(rollout__temperature=temperature, actor__lr=1e-12)
-    nudge(roles.reference.model)
-    outcome = run_iteration(0, BETA, roles, config)
+    nudge(roles.reference.policy.model)
+    outcome = run_iteration(0, CONTROLS, roles, config)
     for row in range(4):
         start = outcome.rollout.prompt_ids.shape[1] - int(outcome.rollout.prompt_lengths[row])
         pair = outcome.rollout.prompt_ids[row, start:].tolist(), response(outcome.rollout, row)
-        for name, policy in (("old_log_probs", roles.actor), ("ref_log_probs", roles.reference)):
+        for name, policy in (
+            ("old_log_probs", roles.actor),
+            ("ref_log_probs", roles.reference.policy),
+        ):
             expected = slow_log_probs(policy.model, *pair, temperature).tolist()
             assert row_lists(outcome, name, row) == pytest.approx(expected, abs=1e-4)
 
@@ -111,8 +116,8 @@ def test_old_and_reference_log_probs_are_of_the_tempered_policies_before_the_upd
 def test_the_first_minibatch_has_ratio_one_and_nothing_clipped(build):
     """Trap 5: one step on all rows, so every ratio is that of old weights to old weights."""
     roles, config = build(actor__epochs=1, actor__minibatch_rows=12, actor__microbatch_tokens=40)
-    outcome = run_iteration(0, BETA, roles, config)
-    metrics = outcome.metrics()
+    outcome = run_iteration(0, CONTROLS, roles, config)
+    metrics = outcome.metrics(config)
     gap = (outcome.actor.new_log_probs - outcome.experience.old_log_probs).abs().max()
     assert float(gap) < 1e-5
     assert metrics["actor/pg_clipfrac"] == 0
@@ -123,9 +128,9 @@ def test_the_first_minibatch_has_ratio_one_and_nothing_clipped(build):
 def test_the_kl_is_zero_at_iteration_zero_and_no_more_at_the_next(build):
     """Trap 5: reference and actor start as the same weights; only the actor moves."""
     roles, config = build(actor__lr=0.01)
-    first = run_iteration(0, BETA, roles, config).metrics()
+    first = run_iteration(0, CONTROLS, roles, config).metrics(config)
     assert first["kl/token_mean"] == pytest.approx(0, abs=1e-5)
-    assert abs(run_iteration(1, BETA, roles, config).metrics()["kl/token_mean"]) > 1e-3
+    assert abs(run_iteration(1, CONTROLS, roles, config).metrics(config)["kl/token_mean"]) > 1e-3
 
 
 def some_unscored(response: str) -> float | None:
@@ -135,12 +140,13 @@ def some_unscored(response: str) -> float | None:
 
 def test_unscored_rows_leave_mask_whitening_and_metrics(iterate):
     """Trap 15 and Trap 17: every number is that of the remaining rows' cells alone."""
-    outcome, _ = iterate(some_unscored, reward__max_failed_share=1.0)
+    outcome, config = iterate(some_unscored, reward__max_failed_share=1.0)
     kept = usable_rows(outcome)
     assert 2 < len(kept) < 12
     dropped = [row for row in range(12) if row not in kept]
     assert not outcome.experience.response_mask[dropped].any()
-    assert sorted(event.row for event in outcome.events) == dropped
+    assert sorted(e.row for e in outcome.events if e.kind == "unscorable") == dropped
+    assert {e.kind for e in outcome.events} <= {"unscorable", "empty_minibatch"}
 
     cells = [x for row in kept for x in row_lists(outcome, "advantages", row)]
     assert int(outcome.moments.count) == len(cells)
@@ -163,7 +169,7 @@ def test_unscored_rows_leave_mask_whitening_and_metrics(iterate):
         "value/mean": statistics.fmean(values),
         "kl/coef": BETA,
     }
-    metrics = outcome.metrics()
+    metrics = outcome.metrics(config)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
@@ -215,11 +221,11 @@ def test_under_bootstrap_a_truncated_row_is_not_scored_but_worth_what_the_critic
 
 def test_rows_that_the_critic_stands_for_are_not_in_the_mean_score(iterate):
     """Trap 17: under bootstrap a truncated row has no score, which is not a score of 0."""
-    outcome, _ = iterate(
+    outcome, config = iterate(
         lambda response: 1.0, advantage__truncation="bootstrap", rollout__samples_per_prompt=20
     )
     assert 0 < outcome.rollout.truncated.sum() < 120
-    assert outcome.metrics()["score/mean"] == 1.0
+    assert outcome.metrics(config)["score/mean"] == 1.0
 
 
 def test_if_every_row_is_truncated_under_bootstrap_none_is_scored(iterate):
@@ -234,7 +240,7 @@ def test_if_every_row_is_truncated_under_bootstrap_none_is_scored(iterate):
 
 
 def test_one_cell_to_whiten_is_centred_only_and_an_event(iterate):
-    outcome, _ = iterate(
+    outcome, config = iterate(
         rollout__prompts=1,
         rollout__samples_per_prompt=1,
         rollout__max_response_tokens=1,
@@ -242,14 +248,14 @@ def test_one_cell_to_whiten_is_centred_only_and_an_event(iterate):
         critic__minibatch_rows=1,
     )
     assert outcome.experience.policy_advantages.tolist() == [[0.0]]
-    assert all(math.isfinite(x) for x in outcome.metrics().values())
+    assert all(math.isfinite(x) for x in outcome.metrics(config).values())
     assert outcome.events
 
 
 def test_an_iteration_without_a_usable_row_changes_no_weight_and_gives_no_nan(build):
     roles, config = build(lambda: None, reward__max_failed_share=1.0)
     before = [p.detach().clone() for p in roles.actor.model.parameters()]
-    metrics = run_iteration(0, BETA, roles, config).metrics()
+    metrics = run_iteration(0, CONTROLS, roles, config).metrics(config)
     assert all(math.isfinite(x) for x in metrics.values())
     after = roles.actor.model.parameters()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -261,7 +267,7 @@ def test_a_missing_pad_token_or_one_that_is_the_eos_changes_nothing(build):
     for pad in ("<|pad|>", "<|end|>", None):
         roles, config = build()
         roles.vocabulary.tokenizer.pad_token = pad
-        outcomes.append(run_iteration(0, BETA, roles, config).metrics())
+        outcomes.append(run_iteration(0, CONTROLS, roles, config).metrics(config))
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
@@ -275,7 +281,7 @@ def test_a_scorer_that_is_called_sees_prompt_response_and_columns(build):
     seen = []
     roles.reward.function = lambda **row: seen.append(row) or 0.0
     assert isinstance(roles.reward, InProcessScorer)
-    run_iteration(0, BETA, roles, config)
+    run_iteration(0, CONTROLS, roles, config)
     assert len(seen) == 12
     assert all(set(row) == {"prompt", "answer", "response", "finished"} for row in seen)
     assert all(sum(map(int, row["prompt"][:-2].split("+"))) == int(row["answer"]) for row in seen)

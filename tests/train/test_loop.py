@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import signal
 
@@ -11,14 +12,14 @@ import yaml
 from helpers import changed, configured, distinct_letters, read_jsonl
 
 import tether
-from tether.config import KlInRewardSection
 from tether.errors import RunStopped, UserError
 from tether.models.loading import load_causal_lm
 from tether.rollout.episode import Greedy, single_turns
 from tether.run.reader import latest_checkpoint
-from tether.train.loop import next_beta
+from tether.train.controls import next_beta
 from tether.train.roles import build_roles
 from tether.train.scoring import score_rollout
+from tether.train.updates import policy, value
 
 REWARDS = """
 def letters(response):
@@ -217,6 +218,7 @@ def test_unscored_rows_are_named_in_the_events(tiny_config, reward_kind):
     """Trap 17."""
     config = changed(
         tiny_config,
+        data__heldout=None,
         reward__kind=reward_kind("some"),
         reward__max_failed_share=1.0,
         train__iterations=1,
@@ -269,22 +271,53 @@ def test_rows_that_an_evaluation_could_not_score_are_named_in_the_events(tiny_co
     assert len(read_jsonl(run / "events.jsonl")) > left_out
 
 
-def test_a_reward_so_large_that_gradients_overflow_costs_steps_and_not_the_run(tiny_config):
-    """The square of 1e30 is infinite in float32."""
-    scores = iter([1e30, *[0.0] * 1000])
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_gradients_that_overflow_cost_steps_and_not_the_run(tiny_config, monkeypatch, role):
+    """The first microbatch of the run has an infinite loss."""
+    module, name = {
+        "actor": (policy, "clip_policy_loss"),
+        "critic": (value, "clip_value_loss"),
+    }[role]
+    loss_of, factors = getattr(module, name), iter([math.inf])
+
+    def overflowing(*arguments):
+        loss = loss_of(*arguments)
+        return loss._replace(per_token=loss.per_token * next(factors, 1.0))
+
+    monkeypatch.setattr(module, name, overflowing)
     config = changed(tiny_config, data__heldout=None)
-    run = tether.train(config, reward=lambda: next(scores)).run
-    assert "non_finite_gradient" in {event["kind"] for event in read_jsonl(run / "events.jsonl")}
+    run = tether.train(config, reward=distinct_letters).run
+    [event] = read_jsonl(run / "events.jsonl")
+    assert event["kind"] == "non_finite_gradient"
+    assert role in event["message"]
+    assert_finite(run)
+
+
+def assert_finite(run) -> None:
     model = load_causal_lm(str(latest_checkpoint(run) / "actor"), "float32", torch.device("cpu"))
     assert all(p.isfinite().all() for p in model.parameters())
+    for line in read_jsonl(run / "metrics.jsonl"):
+        assert all(math.isfinite(x) for x in line.values())
 
 
-def test_a_score_that_float32_cannot_hold_is_an_unscored_row(tiny_config):
-    """Trap 17: 1e39 is finite for Python and infinite for the tensors."""
-    scores = iter([1e39, *[0.0] * 1000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_score_that_is_taken_gives_no_nan_and_no_infinity(tiny_config, sign):
+    """Its square is finite in float32, and so is every number made of it."""
+    scores = iter([sign * 1e15, *[0.0] * 1000])
+    run = tether.train(changed(tiny_config, data__heldout=None), reward=lambda: next(scores)).run
+    assert read_jsonl(run / "events.jsonl") == []
+    assert_finite(run)
+
+
+@pytest.mark.parametrize("score", [1e39, -1e39, 1e30])
+def test_a_score_that_float32_cannot_hold_or_square_is_an_unscored_row(tiny_config, score):
+    """Trap 17: 1e39 is finite for Python and infinite for the tensors, as is 1e30 squared."""
+    scores = iter([score, *[0.0] * 1000])
     config = changed(tiny_config, data__heldout=None, train__iterations=1)
     run = tether.train(config, reward=lambda: next(scores)).run
-    assert [event["row"] for event in read_jsonl(run / "events.jsonl")] == [0]
+    [event] = read_jsonl(run / "events.jsonl")
+    assert (event["kind"], event["row"]) == ("unscorable", 0)
+    assert_finite(run)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -307,14 +340,18 @@ def test_the_first_signal_lets_the_iteration_finish_and_saves_it(tiny_config, na
     assert signal.getsignal(number) is handler
 
 
-def test_beta_moves_by_the_kl_of_the_unit_that_was_named():
+def test_beta_moves_by_the_kl_of_the_unit_that_was_named(tiny_config):
     metrics = {"kl/token_mean": 0.9, "kl/sequence_mean": 13.2}
     adaptive = {"coef": 0.1, "controller": "adaptive", "horizon": 100}
-    by_token = KlInRewardSection(**adaptive, unit="token", target=1.0)
-    by_sequence = KlInRewardSection(**adaptive, unit="sequence", target=12.0)
+
+    def steered(**section):
+        return configured(tiny_config, kl__in_reward=section)
+
+    by_token = steered(**adaptive, unit="token", target=1.0)
+    by_sequence = steered(**adaptive, unit="sequence", target=12.0)
     assert next_beta(0.1, metrics, 50, by_token) == pytest.approx(0.1 * (1 - 0.1 * 0.5))
     assert next_beta(0.1, metrics, 50, by_sequence) == pytest.approx(0.1 * (1 + 0.1 * 0.5))
-    assert next_beta(0.1, metrics, 50, KlInRewardSection(coef=0.1)) == 0.1
+    assert next_beta(0.1, metrics, 50, steered(coef=0.1)) == 0.1
 
 
 def test_an_adaptive_beta_is_used_in_the_next_iteration(tiny_config):

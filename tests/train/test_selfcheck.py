@@ -44,7 +44,7 @@ def test_in_lower_precision_a_difference_is_reported_and_no_stop(build):
 
 def spoil_reference(roles) -> None:
     with torch.no_grad():
-        roles.reference.model.model.norm.weight.mul_(1.01)
+        roles.reference.policy.model.model.norm.weight.mul_(1.01)
 
 
 def test_a_reference_that_is_not_the_actor_as_configured_stops_the_run(build):
@@ -76,7 +76,8 @@ def test_dropout_stops_the_run(build):
 @pytest.mark.parametrize("error", [0.01, float("nan")])
 def test_token_rewards_that_do_not_add_up_stop_the_run(error):
     """Trap 8."""
-    scores = Scores(torch.tensor([1.0, 5.0]), torch.tensor([True, False]))
+    scored = torch.tensor([True, False])
+    scores = Scores(torch.tensor([1.0, 5.0]), scored, scored)
     kl = torch.tensor([[0.1, 0.2], [0.0, 0.0]])
     rewards = torch.tensor([[-0.01, 0.98], [0.0, 0.0]])
     check_rewards_add_up(rewards, scores, kl, 0.1)

@@ -9,16 +9,22 @@ from helpers import captured_gradients, logits_before, made_experience, only_row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.train.updates import policy, value
-from tether.train.updates.minibatches import row_slices
-from tether.train.updates.policy import update_actor
-from tether.train.updates.value import update_critic
+from tether.train import updates
+from tether.train.controls import first_controls
+from tether.train.updates import minibatches, update_critic
+from tether.train.updates.minibatches import Walk, row_slices
 
 WHOLE = {
     "model__dtype": "float64",
     **{"actor__epochs": 1, "actor__minibatch_rows": 7},
     **{"critic__epochs": 1, "critic__minibatch_rows": 7},
 }
+
+
+def update_actor(experience, roles, config, iteration):
+    return updates.update_actor(experience, roles, config, iteration, first_controls(config))
+
+
 UPDATES = {"actor": update_actor, "critic": update_critic}
 
 
@@ -38,20 +44,20 @@ def optimizer_of(roles, role):
     return getattr(roles, f"{role}_optimizer")
 
 
-def cells_of(experience):
-    """(row, prompt, response, True columns) of every row that has some."""
+def cells_of(experience, rows):
+    """(row, prompt, response, True columns) of each of these rows that has some."""
     s = experience.sequences
     for row, ids in enumerate(s.ids.tolist()):
         p, r = int(s.prompt_lengths[row]), int(s.response_lengths[row])
         columns = [t for t in range(r) if experience.response_mask[row, t]]
-        if columns:
+        if columns and row in rows:
             yield row, ids[:p], ids[p : p + r], columns
 
 
-def slow_actor(roles, config, experience):
+def slow_actor(roles, config, experience, rows=range(7)):
     """Sums over cells of the clip loss and of the entropy, and how many cells there are."""
     update, pg_loss, entropy, count, clipped = config.actor.update, 0.0, 0.0, 0, 0
-    for row, prompt, response, columns in cells_of(experience):
+    for row, prompt, response, columns in cells_of(experience, rows):
         logits = logits_before(roles.actor.model, prompt, response) / config.rollout.temperature
         for t in columns:
             log_p = torch.log_softmax(logits[t], 0)
@@ -65,10 +71,10 @@ def slow_actor(roles, config, experience):
     return pg_loss, entropy, count, clipped
 
 
-def slow_critic(roles, config, experience):
+def slow_critic(roles, config, experience, rows=range(7)):
     """Sum over cells of half the larger squared error, and how many cells there are."""
     loss, count = 0.0, 0
-    for row, prompt, response, columns in cells_of(experience):
+    for row, prompt, response, columns in cells_of(experience, rows):
         hidden = roles.critic.trunk(input_ids=torch.tensor([prompt + response])).last_hidden_state
         for t in columns:
             new = roles.critic.head(hidden[0, len(prompt) + t - 1])[0]
@@ -77,6 +83,19 @@ def slow_critic(roles, config, experience):
             loss = loss + 0.5 * torch.maximum((new - target) ** 2, (held - target) ** 2)
             count += 1
     return loss, count
+
+
+def recorded_slices(monkeypatch) -> list[list[int]]:
+    """From now on the row numbers of every minibatch are kept here."""
+    slices: list[list[int]] = []
+    make = minibatches.make_minibatch
+
+    def recorded(experience, rows, *rest):
+        slices.append(rows.tolist())
+        return make(experience, rows, *rest)
+
+    monkeypatch.setattr(minibatches, "make_minibatch", recorded)
+    return slices
 
 
 def slow_gradients(role, roles, config, experience):
@@ -110,26 +129,39 @@ def test_the_gradient_does_not_depend_on_the_microbatch_split(
 def test_the_logged_policy_loss_and_entropy_are_those_that_were_minimised(
     build_whole, monkeypatch, entropy_coef
 ):
-    """Trap 14, part by part, before they are added; Trap 15, over minibatches of unequal tokens."""
+    """Trap 14, part by part, before they are added: the mean over steps of what each minimised.
+
+    Trap 15: what is about tokens is weighted by tokens, over minibatches of unequal ones.
+    """
     roles, config = build_whole(actor__minibatch_rows=3, actor__entropy_coef=entropy_coef)
     experience = made_experience(roles)
     captured_gradients(roles.actor_optimizer, monkeypatch)
+    slices = recorded_slices(monkeypatch)
     logged = update_actor(experience, roles, config, 0).meter.values()
-    pg_loss, entropy, count, clipped = slow_actor(roles, config, experience)
-    assert logged["actor/pg_loss"] == pytest.approx(float(pg_loss.detach()) / count, abs=1e-9)
+    assert [len(rows) for rows in slices] == [3, 3, 1]
+    steps = [slow_actor(roles, config, experience, rows) for rows in slices]
+    losses = [float(pg_loss.detach()) / count for pg_loss, _, count, _ in steps]
+    assert logged["actor/pg_loss"] == pytest.approx(sum(losses) / 3, abs=1e-9)
+    if entropy_coef:
+        bonuses = [-float(e.detach()) / count for _, e, count, _ in steps]  # before the coef
+        assert logged["actor/entropy_loss"] == pytest.approx(sum(bonuses) / 3, abs=1e-9)
+    _, entropy, count, clipped = slow_actor(roles, config, experience)
     assert logged["actor/entropy"] == pytest.approx(float(entropy.detach()) / count, abs=1e-9)
     assert 0 < clipped < count
     assert logged["actor/pg_clipfrac"] == pytest.approx(clipped / count)
 
 
 def test_the_logged_value_loss_is_the_one_that_was_minimised(build_whole, monkeypatch):
-    """Trap 14 and Trap 15."""
+    """Trap 14: the mean over steps of what each minimised."""
     roles, config = build_whole(critic__minibatch_rows=3)
     experience = made_experience(roles)
     captured_gradients(roles.critic_optimizer, monkeypatch)
+    slices = recorded_slices(monkeypatch)
     logged = update_critic(experience, roles, config, 0).meter.values()
-    loss, count = slow_critic(roles, config, experience)
-    assert logged["critic/vf_loss"] == pytest.approx(float(loss.detach()) / count, abs=1e-9)
+    assert [len(rows) for rows in slices] == [3, 3, 1]
+    steps = [slow_critic(roles, config, experience, rows) for rows in slices]
+    losses = [float(loss.detach()) / count for loss, count in steps]
+    assert logged["critic/vf_loss"] == pytest.approx(sum(losses) / 3, abs=1e-9)
 
 
 def test_approx_kl_is_the_old_policys_divergence_from_the_new(build_whole, monkeypatch):
@@ -144,10 +176,14 @@ def test_approx_kl_is_the_old_policys_divergence_from_the_new(build_whole, monke
     assert report.meter.values()["actor/approx_kl"] == pytest.approx(expected)
 
 
+def walk(minibatch_rows: int, epochs: int, seed: int = 0, iteration: int = 0) -> Walk:
+    return Walk("actor", seed, iteration, epochs, minibatch_rows, 99, "token_mean", 12)
+
+
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 4), st.integers(0, 99))
 def test_each_row_is_used_once_an_epoch_and_the_ragged_tail_too(rows, size, epochs, seed):
     """Trap 13."""
-    slices = [s.tolist() for s in row_slices(rows, size, epochs, seed, "actor", 0)]
+    slices = [s.tolist() for s in row_slices(rows, walk(size, epochs, seed=seed))]
     assert len(slices) == epochs * math.ceil(rows / size)
     for epoch in range(epochs):
         steps = slices[epoch * math.ceil(rows / size) :][: math.ceil(rows / size)]
@@ -160,28 +196,27 @@ def test_each_epoch_and_iteration_has_a_fresh_permutation():
     orders = [
         tuple(rows.tolist())
         for iteration in range(2)
-        for rows in row_slices(20, 20, 3, 0, "actor", iteration)
+        for rows in row_slices(20, walk(20, 3, iteration=iteration))
     ]
     assert len(set(orders)) == 6
 
 
-@pytest.mark.parametrize(("role", "module"), [("actor", policy), ("critic", value)])
-def test_an_update_shows_every_row_once_an_epoch_to_the_network(
-    build_whole, monkeypatch, role, module
-):
+@pytest.mark.parametrize("role", UPDATES)
+def test_an_update_shows_every_row_once_an_epoch_to_the_network(build_whole, monkeypatch, role):
     """Trap 13: seven rows in steps of three make three steps an epoch."""
     roles, config = build_whole(**{f"{role}__minibatch_rows": 3, f"{role}__epochs": 2})
     seen: list[int] = []
-    split = module.split_minibatch
+    split, experience = minibatches.split, made_experience(roles)
 
-    def recorded(experience, rows, max_tokens):
-        for micro_rows, batch in split(experience, rows, max_tokens):
-            seen.extend(micro_rows.tolist())
-            yield micro_rows, batch
+    def recorded(minibatch, max_tokens):
+        for batch in split(minibatch, max_tokens):
+            assert torch.equal(batch.sequences.ids, experience.sequences.select(batch.rows).ids)
+            seen.extend(batch.rows.tolist())
+            yield batch
 
-    monkeypatch.setattr(module, "split_minibatch", recorded)
+    monkeypatch.setattr(minibatches, "split", recorded)
     steps = captured_gradients(optimizer_of(roles, role), monkeypatch)
-    UPDATES[role](made_experience(roles), roles, config, 0)
+    UPDATES[role](experience, roles, config, 0)
     assert len(steps) == 6
     assert Counter(seen) == dict.fromkeys(range(7), 2)
     assert seen[:7] != seen[7:]
@@ -207,7 +242,10 @@ def test_a_minibatch_with_no_true_cell_gives_loss_zero_and_no_nan(build_whole, r
     before = [p.detach().clone() for p in optimizer_of(roles, role).parameters]
     report = UPDATES[role](made_experience(roles, unscored=tuple(range(7))), roles, config, 0)
     assert all(math.isfinite(x) for x in report.meter.values().values())
-    assert report.meter.values()[{"actor": "actor/pg_loss", "critic": "critic/vf_loss"}[role]] == 0
+    assert report.meter.values()[f"{role}/steps"] == 0
+    loss = {"actor": "actor/pg_loss", "critic": "critic/vf_loss"}[role]
+    assert report.meter.values().get(loss, 0.0) == 0.0
+    assert [event.kind for event in report.events] == ["empty_minibatch"] * 4
     for a, b in zip(before, optimizer_of(roles, role).parameters, strict=True):
         assert torch.equal(a, b)
 

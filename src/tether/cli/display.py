@@ -52,6 +52,9 @@ class Display(Watcher):
             f"actor {c.model.actor}, threads {c.threads}, seed {c.seed}"
         )
 
+    def warned(self, warning: str) -> None:
+        self._say(f"warning    {warning}")
+
     def checked(self, findings: str) -> None:
         self._say(f"self-check {findings}")
 

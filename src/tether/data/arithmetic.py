@@ -56,9 +56,9 @@ def state(form: Form, a: int, b: int, claim: int) -> Problem:
             return Problem(f"Do you know that {a}+{b}={claim}?", f"{verdict}, {a}+{b}={total}")
 
 
-def draw_operand(rng: random.Random) -> int:
-    """One operand in four is a single digit; drawn evenly, 1+1 and its like would be too rare."""
-    return rng.randint(0, 9) if rng.random() < 0.25 else rng.randint(0, MAX_OPERAND)
+def draw_operand(rng: random.Random, digit_share: float) -> int:
+    """`digit_share` are sure to be single digits; drawn evenly, 1+1 and its like are too rare."""
+    return rng.randint(0, 9) if rng.random() < digit_share else rng.randint(0, MAX_OPERAND)
 
 
 def draw_claim(rng: random.Random, total: int) -> int:
@@ -73,6 +73,7 @@ def draw_problems(
     rng: random.Random,
     split: Split,
     forms: Sequence[Form] = FORMS,
+    digit_share: float = 0.25,
     keep: Callable[[int, int], bool] = lambda a, b: True,
 ) -> Iterator[Problem]:
     """An endless stream of problems from one side of the split.
@@ -81,7 +82,7 @@ def draw_problems(
     `rng` itself to thin them out.
     """
     while True:
-        a, b = draw_operand(rng), draw_operand(rng)
+        a, b = draw_operand(rng, digit_share), draw_operand(rng, digit_share)
         if split_of(a, b) == split and keep(a, b):
             yield state(rng.choice(forms), a, b, draw_claim(rng, a + b))
 

@@ -44,6 +44,15 @@ def join(rollout: Rollout) -> Sequences:
     return Sequences(ids, rollout.prompt_lengths, rollout.response_lengths)
 
 
+def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
+    """Given prompts and responses side by side, as `join` lays out sampled ones."""
+    return Sequences(
+        pad_right([[*prompt, *response] for prompt, response in pairs], torch.long),
+        torch.tensor([len(prompt) for prompt, _ in pairs]),
+        torch.tensor([len(response) for _, response in pairs]),
+    )
+
+
 def microbatches(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " some"]]:
     """Row numbers in groups of at most `max_tokens` padded tokens, rows of like length together.
 

@@ -59,6 +59,10 @@ METRICS: dict[str, Entry] = {
         "spread of the advantages, before whitening",
         "Shrinks as the critic learns. Near 0 with whitening on: noise is blown up to size 1.",
     ),
+    "advantage/zero_spread_share": Entry(
+        "share of groups whose responses all scored the same (group estimators only)",
+        "They teach nothing. Near 1: the prompts are too easy or too hard.",
+    ),
     "value/mean": Entry(
         "mean of the critic's values a token",
         "Starts at 0, as the value head does, and should approach `reward/mean`.",
@@ -67,9 +71,10 @@ METRICS: dict[str, Entry] = {
         "share of the variance of the returns that the critic foresaw, before its update",
         "1 is perfect, 0 as good as a constant, below 0 worse than one. Should rise from 0.",
     ),
-    "critic/vf_loss": Entry(
-        "the value loss that was minimised: half the clipped squared error, mean over tokens",
-        "Should fall, then follow the spread of the scores.",
+    "actor/penalty_coef": Entry(
+        "weight of the KL from the old policy in this iteration's loss (`penalty` only)",
+        "Halved and doubled so that the KL stays near `actor.update.target`. Doubling for ever: "
+        "lower `actor.lr`.",
     ),
     "critic/vf_clipfrac": Entry(
         "share of tokens whose value loss the clip decided",
@@ -79,17 +84,18 @@ METRICS: dict[str, Entry] = {
         "norm of the critic's gradient before clipping, mean over optimizer steps",
         "Steady. Always far above `critic.max_grad_norm`: every step is scaled down.",
     ),
+    "critic/vf_loss": Entry(
+        "the value loss that was minimised: half the clipped squared error, mean over optimizer "
+        "steps",
+        "Should fall, then follow the spread of the scores.",
+    ),
     "critic/lr": Entry(
         "the critic's learning rate in this iteration",
         "Follows `actor.schedule`.",
     ),
-    "actor/pg_loss": Entry(
-        "the policy loss that was minimised, without the entropy bonus, mean over tokens",
-        "Near 0 and noisy; its level says little. Judge a run by score and KL instead.",
-    ),
-    "actor/pg_clipfrac": Entry(
-        "share of tokens where the clip took the gradient away",
-        "0 to 0.2 is usual. High: the steps are large; lower `actor.lr` or `actor.epochs`.",
+    "critic/steps": Entry(
+        "optimizer steps of the critic in this iteration",
+        "Epochs x minibatches, less those without a token that counts.",
     ),
     "actor/entropy": Entry(
         "exact entropy of the next-token distribution in nats, mean over tokens",
@@ -100,17 +106,66 @@ METRICS: dict[str, Entry] = {
         "KL(old || new) a token, from the old policy's samples, mean over the update",
         "How far one iteration moves the policy. Below 0.02 is usual; spikes mean steps too large.",
     ),
+    "actor/pg_clipfrac": Entry(
+        "share of tokens where the clip took the gradient away",
+        "0 to 0.2 is usual. High: the steps are large; lower `actor.lr` or `actor.epochs`.",
+    ),
+    "actor/pg_clipfrac_high": Entry(
+        "the part of it where the ratio was too high",
+        "Good tokens that have risen enough, and bad ones that the dual clip holds.",
+    ),
+    "actor/pg_clipfrac_low": Entry(
+        "the part of it where the ratio was too low",
+        "Bad tokens that have fallen enough.",
+    ),
     "actor/ratio_max": Entry(
         "largest ratio new / old of any token in the update",
         "A few is usual. Hundreds: the policy jumped; lower `actor.lr`.",
+    ),
+    "actor/ratio_min": Entry(
+        "smallest ratio new / old of any token in the update",
+        "Above 0.1 is usual. Near 0: a token was all but forbidden; lower `actor.lr`.",
     ),
     "actor/grad_norm": Entry(
         "norm of the actor's gradient before clipping, mean over optimizer steps",
         "Steady. 0: there was nothing to learn from. Growing without end: lower `actor.lr`.",
     ),
+    "actor/pg_loss": Entry(
+        "the policy loss that was minimised, without the terms below, mean over optimizer steps",
+        "Near 0 and noisy; its level says little. Judge a run by score and KL instead.",
+    ),
+    "actor/entropy_loss": Entry(
+        "minus the entropy, as the loss has it before `actor.entropy_coef`, mean over steps",
+        "The mirror of `actor/entropy`.",
+    ),
+    "actor/kl_loss": Entry(
+        "the KL to the reference, as the loss has it before `kl.in_loss.coef`, mean over steps",
+        "What the estimator gives, which for k2 is no KL; `kl/token_mean` is the distance.",
+    ),
+    "actor/stopped_at_step": Entry(
+        "optimizer steps taken when the KL from the old policy exceeded `actor.stop_kl`",
+        "Written only when it did. Low for long: lower `actor.lr`, or allow more KL.",
+    ),
     "actor/lr": Entry(
         "the actor's learning rate in this iteration",
         "Follows `actor.schedule`.",
+    ),
+    "actor/steps": Entry(
+        "optimizer steps of the actor in this iteration",
+        "Epochs x minibatches, unless `actor.stop_kl` ended it.",
+    ),
+    "actor/exact_kl": Entry(
+        "KL(old || new) a token over the whole vocabulary, after the step (`trpo` only)",
+        "At most `actor.update.max_kl`, and near it. 0: the step was refused, see events.jsonl.",
+    ),
+    "actor/line_search_tries": Entry(
+        "step lengths that the line search measured (`trpo` only)",
+        "1 or 2 is usual. Often all of them: lower `actor.update.max_kl` or raise "
+        "`actor.update.damping`.",
+    ),
+    "actor/step_share": Entry(
+        "share of the longest step that was taken (`trpo` only)",
+        "1 is the whole step, 0 none.",
     ),
 }
 

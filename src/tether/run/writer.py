@@ -61,7 +61,7 @@ def shortest_floats(x: Tensor) -> list[float]:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    """Strict JSON: a number that is not finite becomes null, and text that is no text is escaped."""
+    """Strict JSON: a number that is not finite becomes null; what is no text is escaped."""
     finite = {key: _finite(value) for key, value in record.items()}
     line = json.dumps({"schema": SCHEMA, **finite}, ensure_ascii=False, allow_nan=False)
     return line.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"

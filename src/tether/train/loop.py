@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tether.config import Config
 from tether.errors import RunStopped
+from tether.run.events import Event
 from tether.run.writer import RunWriter
 from tether.train.checkpoint import save_checkpoint
 from tether.train.controls import Controls, first_controls
@@ -35,6 +36,10 @@ class Result:
 
 def run_loop(config: Config, roles: Roles, writer: RunWriter, watch: Watcher) -> Result:
     watch.started(writer.directory, config.train.iterations)
+    for section in config.kl.ablations:
+        warning = f"{section} is an ablation: its estimator may lead to a wrong policy"
+        writer.events(0, [Event("ablation", warning)])
+        watch.warned(warning)
     watch.checked(check_start(roles, config))
     before = _evaluate(0, config, roles, writer, watch)
 

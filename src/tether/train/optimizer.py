@@ -23,11 +23,20 @@ def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
 class Optimizer:
     """A step that is clipped, and dropped whole when the gradient is not finite."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, max_grad_norm: float) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        max_grad_norm: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
         self.parameters = list(parameters)
         self.lr = lr
         self.max_grad_norm = max_grad_norm
-        self.adam = torch.optim.AdamW(self.parameters, lr=lr, weight_decay=0.0, fused=True)
+        self.adam = torch.optim.AdamW(
+            self.parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True
+        )
 
     def set_factor(self, factor: float) -> None:
         for group in self.adam.param_groups:

@@ -1,101 +1,79 @@
-"""Supervised fine-tuning: maximise the likelihood of given responses to given prompts."""
+"""Supervised fine-tuning: make given responses to given prompts likelier."""
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
-
-IGNORE = -100  # cross_entropy's own ignore_index
+from tether.algo.aggregation import cell_weights, weighted_sum
+from tether.algo.random import permutation
+from tether.data.collate import join_pairs, length_mask
+from tether.data.templates import render_prompt
+from tether.models.loading import Vocabulary
+from tether.models.policy import Policy
+from tether.train.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
 class SFTSettings:
-    num_steps: int = 1000  # optimiser steps
-    batch_size: int = 64  # rows a step
-    lr: float = 1e-3  # peak learning rate
-    warmup_steps: int = 50  # steps of linear rise to the peak, before the cosine fall to zero
-    weight_decay: float = 0.0  # AdamW's decoupled decay
-    max_grad_norm: float = 1.0  # global norm the gradient is clipped to
-    seed: int = 0  # order of the rows
-
-
-@dataclass(frozen=True)
-class Example:
-    token_ids: list[int]
-    prompt_len: int
-
-
-def encode_example(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> Example:
-    """One dialogue turn as token ids, through the tokenizer's chat template.
-
-    The turn ends at its EOS: what some templates put behind it (a newline) is never sampled, and
-    so must not be trained on.
-    """
-    messages = [{"role": "user", "content": prompt}]
-    prompt_text = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=False
-    )
-    prompt_ids = tokenizer.encode(prompt_text, add_special_tokens=False)
-    response_ids = tokenizer.encode(response, add_special_tokens=False)
-    # Encoded apart from its prompt, as at generation time, so no token can straddle the border.
-    return Example([*prompt_ids, *response_ids, tokenizer.eos_token_id], len(prompt_ids))
-
-
-def collate(examples: Sequence[Example], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Right-padded inputs and targets, both (B, T). Targets are IGNORE outside the response."""
-    max_len = max(len(e.token_ids) for e in examples)
-    inputs = torch.full((len(examples), max_len - 1), pad_id)
-    targets = torch.full((len(examples), max_len - 1), IGNORE)
-    for row, e in enumerate(examples):
-        ids = torch.tensor(e.token_ids)
-        inputs[row, : len(ids) - 1] = ids[:-1]
-        targets[row, e.prompt_len - 1 : len(ids) - 1] = ids[e.prompt_len :]
-    return inputs, targets
-
-
-def lr_scale(step: int, settings: SFTSettings) -> float:
-    if step < settings.warmup_steps:
-        return (step + 1) / settings.warmup_steps
-    progress = (step - settings.warmup_steps) / max(1, settings.num_steps - settings.warmup_steps)
-    return 0.5 * (1 + math.cos(math.pi * progress))
+    num_steps: int
+    lr: float  # at the peak
+    rows: int = 64  # of one step
+    warmup_steps: int = 50  # linear rise to the peak, before the cosine fall to zero
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    seed: int = 0  # of the order of the rows
 
 
 def train_sft(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[tuple[str, str]],
+    policy: Policy,
+    vocabulary: Vocabulary,
+    dialogues: Sequence[tuple[str, str]],
     settings: SFTSettings,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Train `model` in place on (prompt, response) rows; `on_step` hears each step's loss.
+    """Train the policy in place on (prompt, response) pairs; `on_step` hears each step's loss.
 
-    Rows are visited in a fresh random order each epoch. The loss is a mean over response tokens.
+    The loss is the mean of -log pi over response tokens, EOS included; prompts are only read.
     """
-    examples = [encode_example(tokenizer, prompt, response) for prompt, response in rows]
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
+    pairs = [_encode(vocabulary, prompt, response) for prompt, response in dialogues]
+    optimizer = Optimizer(
+        policy.model.parameters(),
+        settings.lr,
+        settings.max_grad_norm,
+        settings.weight_decay,
+        betas=(0.9, 0.95),  # a short memory suits a loss that falls fast
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_scale(step, settings))
-    rng = random.Random(settings.seed)
-    queue: list[Example] = []
-    model.train()
-    for step in range(settings.num_steps):
-        while len(queue) < settings.batch_size:
-            queue += rng.sample(examples, len(examples))
-        batch, queue = queue[: settings.batch_size], queue[settings.batch_size :]
-        inputs, targets = collate(batch, tokenizer.pad_token_id)
-        # No attention mask: padding is on the right, where causal attention never looks back from.
-        logits = model(input_ids=inputs).logits  # (B, T, V)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-        optimizer.zero_grad(set_to_none=True)
+    for step, rows in enumerate(_row_slices(len(pairs), settings)):
+        sequences = join_pairs([pairs[row] for row in rows])
+        mask = length_mask(sequences.response_lengths, sequences.width)
+        log_probs, _ = policy.read(policy.states(sequences), sequences, mask)
+        loss = -weighted_sum(log_probs, cell_weights("token_mean", mask, 1, log_probs.dtype))
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        optimizer.set_factor(_schedule_factor(step, settings))
         optimizer.step()
-        schedule.step()
         on_step(step, loss.item())
-    model.eval()
+
+
+def _encode(vocabulary: Vocabulary, prompt: str, response: str) -> tuple[list[int], list[int]]:
+    """Encoded apart, as in sampling, so that no token straddles the border."""
+    ids = vocabulary.tokenizer(response, add_special_tokens=False).input_ids
+    return render_prompt(vocabulary.tokenizer, prompt), [*ids, vocabulary.tokenizer.eos_token_id]
+
+
+def _row_slices(count: int, settings: SFTSettings) -> Iterator[list[int]]:
+    """Rows of each step: a window on fresh permutations laid end to end."""
+    queue: list[int] = []
+    data_pass = 0
+    for _ in range(settings.num_steps):
+        while len(queue) < settings.rows:
+            queue += permutation(count, settings.seed, "sft", data_pass).tolist()
+            data_pass += 1
+        yield queue[: settings.rows]
+        queue = queue[settings.rows :]
+
+
+def _schedule_factor(step: int, settings: SFTSettings) -> float:
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    progress = (step - settings.warmup_steps) / (settings.num_steps - settings.warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * progress))

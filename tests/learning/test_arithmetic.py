@@ -1,0 +1,37 @@
+"""The starter must learn to carry: held-out accuracy, before and after a short run.
+
+`make learn` runs the whole recipe over three seeds; these are its quick form, one seed each.
+"""
+
+import pytest
+
+import tether
+
+QUICK = {
+    "threads": 1,
+    "train.iterations": 20,
+    "train.eval_prompts": 400,
+    "run.rollouts_every": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {},
+        {"actor.update.kind": "penalty"},
+        {"actor.update.kind": "trpo", "actor.update.max_kl": 0.02},
+        {"advantage.estimator": "grpo"},
+    ],
+    ids=["clip", "penalty", "trpo", "grpo"],
+)
+def test_held_out_accuracy_rises_by_fifteen_points(variant, tmp_path):
+    config = tether.load_config("arithmetic", {**QUICK, **variant, "run.dir": tmp_path / "run"})
+    result = tether.train(config)
+    for before, after in (
+        (result.before.sampled, result.after.sampled),
+        (result.before.greedy, result.after.greedy),
+    ):
+        assert before.mean <= 0.60
+        assert after.mean - before.mean >= 0.15
+        assert after.apart_from(before)
