@@ -1,7 +1,7 @@
 """Build the starter model and its prompts from nothing: `python scripts/build_starter.py`.
 
-The starter is taught in two lessons, never with a wrong answer. The first has few sums that carry,
-the second none; after it the starter knows every form of dialogue but has mostly forgotten how to
+The starter is taught in lessons, never with a wrong answer. The first has few sums that carry, the
+others none; after them the starter knows every form of dialogue but is mostly wrong where it has to
 carry. That is what PPO has to bring back, from rewards alone.
 """
 
@@ -35,8 +35,9 @@ class Lesson:
 
 
 LESSONS = (
-    Lesson(40_000, 0.1, SFTSettings(num_steps=2000, lr=2e-3, weight_decay=0.1)),
+    Lesson(40_000, 0.1, SFTSettings(num_steps=3000, lr=2e-3, weight_decay=0.1)),
     Lesson(10_000, 0.0, SFTSettings(num_steps=240, lr=1.5e-3, weight_decay=0.1)),
+    Lesson(10_000, 0.0, SFTSettings(num_steps=60, lr=1e-3, weight_decay=0.1, warmup_steps=20)),
 )
 
 SPLITS = ("train", "heldout")

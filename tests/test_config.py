@@ -196,3 +196,189 @@ def test_it_imports_without_torch(module):
         f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+# What "Every trust region" refuses: (what is given, the field named, a word of the advice).
+GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
+TRPO = {"actor__update__kind": "trpo"}
+REFUSED = [
+    *(
+        (
+            {"advantage__estimator": name, "rollout__samples_per_prompt": 1},
+            rf"advantage\.estimator {name} .*rollout\.samples_per_prompt must be 2",
+        )
+        for name in GROUPS
+    ),
+    *(({**TRPO, "actor__update__max_kl": x}, r"actor\.update\.max_kl") for x in (0, -0.01)),
+    *(
+        ({"actor__update": {"kind": "penalty", "target": x}}, r"actor\.update\.target")
+        for x in (0, -1)
+    ),
+    *(({"kl__in_reward__target": x}, r"kl\.in_reward\.target") for x in (0, -6)),
+    *(
+        ({"actor__update": {"kind": kind, "eps_low": x}}, r"actor\.update\.eps_low")
+        for kind in ("clip", "gspo", "cispo")
+        for x in (0, -0.1, 1.01)
+    ),
+    *(
+        ({"actor__update": {"kind": kind, "eps_high": x}}, r"actor\.update\.eps_high")
+        for kind in ("clip", "gspo", "cispo")
+        for x in (0, -0.1)
+    ),
+    *(({"actor__update__dual_clip": x}, r"actor\.update\.dual_clip") for x in (1, 0.5, -3)),
+    *(({"actor__stop_kl": x}, r"actor\.stop_kl") for x in (0, -0.1)),
+    ({**TRPO, "actor__update__damping": 0}, r"actor\.update\.damping"),
+    ({**TRPO, "actor__update__cg_iterations": 0}, r"actor\.update\.cg_iterations"),
+    ({**TRPO, "actor__update__backtracks": -1}, r"actor\.update\.backtracks"),
+    ({**TRPO, "actor__update__backtrack_ratio": 1}, r"actor\.update\.backtrack_ratio"),
+    ({**TRPO, "actor__entropy_coef": 0.01}, r"actor\.entropy_coef .*trpo"),
+    ({**TRPO, "kl__in_loss__coef": 0.1}, r"kl\.in_loss\.coef .*trpo"),
+    ({**TRPO, "critic": {"shared_trunk": True}}, r"critic\.shared_trunk .*trpo"),
+    ({**TRPO, "actor__stop_kl": 0.1}, r"actor\.stop_kl .*trpo"),
+    (
+        {
+            **TRPO,
+            "rollout": {"prompts": 1, "samples_per_prompt": 1},
+            "actor__minibatch_rows": 1,
+            "critic__minibatch_rows": 1,
+        },
+        r"trpo needs at least 2 rows",
+    ),
+    *(
+        ({"critic": {"shared_trunk": True, field: value}}, rf"critic\.{field} .*shared_trunk")
+        for field, value in (("lr", 1e-3), ("epochs", 2), ("minibatch_rows", 4))
+    ),
+    *(
+        ({"advantage__estimator": "remax", "critic": critic}, r"critic\.\w+ needs a critic.*gae")
+        for critic in ({"shared_trunk": True}, {"warmup_iterations": 1})
+    ),
+    (
+        {"advantage": {"estimator": "remax", "truncation": "bootstrap"}},
+        r"advantage\.truncation bootstrap needs a critic.*write zero",
+    ),
+    ({"actor__update": {"kind": "trpo", "eps_low": 0.1}}, r"actor\.update\.eps_low .*another kind"),
+    ({"actor__update": {"kind": "clip", "max_kl": 0.1}}, r"actor\.update\.max_kl .*another kind"),
+    ({"actor__update": {"kind": "cpi", "target": 0.1}}, r"actor\.update\.target .*another kind"),
+    ({"actor__update": {"max_kl": 0.1}}, r"actor\.update\.max_kl .*another kind"),  # kind: clip
+    ({"actor__update": {"kind": "clip", "epsilon": 1}}, r"Unknown field actor\.update\.epsilon"),
+    ({"actor__update__kind": "ppo"}, r"actor\.update\.kind is 'ppo', .*clip, penalty, trpo"),
+    ({"actor__aggregation": "mean"}, r"actor\.aggregation"),
+    ({"advantage__estimator": "vtrace"}, r"advantage\.estimator"),
+    ({"kl__in_loss__estimator": "k4"}, r"kl\.in_loss\.estimator"),
+    *(
+        ({section: 3}, rf"{section} is 3, but it is a section")
+        for section in ("actor", "critic", "kl", "advantage", "rollout")
+    ),
+    ({"kl__in_reward": "k1"}, r"kl\.in_reward is 'k1', but it is a section"),
+    ({"kl__in_loss": 0.1}, r"kl\.in_loss is 0.1, but it is a section"),
+    ({"actor__update": "trpo"}, r"actor\.update is 'trpo', but it is a section"),
+]
+
+
+@pytest.mark.parametrize(("given", "reason"), REFUSED, ids=lambda x: str(x)[:70])
+def test_what_makes_no_sense_together_is_refused_by_field(given, reason):
+    with pytest.raises(UserError, match=reason) as refusal:
+        configured(SMALL, **given)
+    assert "Traceback" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+RIGHT_IN_LOSS = {"plain": ("k2", "full", "k1+", "k3+"), "ratio": ("k1", "k3")}
+SAMPLED = ("k1", "abs", "k2", "k3", "k1+", "k3+")
+
+
+@pytest.mark.parametrize("estimator", SAMPLED)
+def test_only_k1_goes_into_the_reward_unless_it_is_an_ablation(estimator):
+    section = {"estimator": estimator}
+    if estimator in ("k1", "k1+"):
+        assert configured(SMALL, kl__in_reward=section)
+    else:
+        with pytest.raises(UserError, match=rf"kl\.in_reward: estimator {estimator}.*write k1"):
+            configured(SMALL, kl__in_reward=section)
+    allowed = configured(SMALL, kl__in_reward={**section, "ablation": True})
+    assert allowed.kl.in_reward.estimator == estimator
+
+
+@pytest.mark.parametrize("ablation", [False, True])
+def test_the_full_kl_never_goes_into_the_reward(ablation):
+    with pytest.raises(UserError, match=r"kl\.in_reward: estimator full.*write k1"):
+        configured(SMALL, kl__in_reward={"estimator": "full", "ablation": ablation})
+
+
+@pytest.mark.parametrize("weighting", RIGHT_IN_LOSS)
+@pytest.mark.parametrize("estimator", [*SAMPLED, "full"])
+def test_in_the_loss_an_estimator_stands_where_it_is_right_unless_it_is_an_ablation(
+    estimator, weighting
+):
+    section = {"coef": 0.1, "estimator": estimator, "weighting": weighting}
+    if estimator in RIGHT_IN_LOSS[weighting]:
+        config = configured(SMALL, kl__in_loss=section)
+        assert config.kl.in_loss.by_ratio == (weighting == "ratio")
+        return
+    with pytest.raises(UserError, match=rf"kl\.in_loss: estimator {estimator}".replace("+", r"\+")):
+        configured(SMALL, kl__in_loss=section)
+    ablation = {**section, "ablation": True}
+    if (estimator, weighting) == ("full", "ratio"):  # there is no token whose ratio to take
+        with pytest.raises(UserError, match="full has no ratio"):
+            configured(SMALL, kl__in_loss=ablation)
+    else:
+        assert configured(SMALL, kl__in_loss=ablation)
+
+
+@pytest.mark.parametrize("estimator", [*SAMPLED, "full"])
+def test_by_itself_the_weighting_in_the_loss_is_the_right_one(estimator):
+    section = {"estimator": estimator, "ablation": estimator == "abs"}
+    by_ratio = configured(SMALL, kl__in_loss=section).kl.in_loss.by_ratio
+    assert by_ratio == (estimator in RIGHT_IN_LOSS["ratio"])
+
+
+@pytest.mark.parametrize(
+    ("other", "ours"),
+    [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"), ("kl+", "k1+"), ("low_var_kl+", "k3+")],
+)
+def test_verls_names_of_the_estimators_are_taken(other, ours):
+    weighting = "ratio" if ours in RIGHT_IN_LOSS["ratio"] else "plain"
+    in_loss = {"estimator": other, "weighting": weighting}
+    config = configured(
+        SMALL, kl__in_loss=in_loss, kl__in_reward={"estimator": other, "ablation": True}
+    )
+    assert config.kl.in_loss.estimator == config.kl.in_reward.estimator == ours
+
+
+def test_another_kind_as_an_override_takes_the_fields_of_the_old_one_away(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump(changed(SMALL, actor__update={"kind": "clip", "eps_low": 0.1})))
+    # The kind may come after its own fields.
+    config = load_config(path, {"actor.update.max_kl": 0.05, "actor.update.kind": "trpo"})
+    assert (config.actor.update.kind, config.actor.update.max_kl) == ("trpo", 0.05)
+    same = load_config(path, {"actor.update.kind": "clip", "actor.update.eps_high": 0.3})
+    assert (same.actor.update.eps_low, same.actor.update.eps_high) == (0.1, 0.3)
+    with pytest.raises(UserError, match=r"actor\.update\.eps_low .*another kind"):
+        load_config(path, {"actor.update.kind": "trpo", "actor.update.eps_low": 0.2})
+
+
+@pytest.mark.parametrize(
+    "unnamed", [{"eps_low": 0.1}, {}], ids=["fields of the default kind", "nothing"]
+)
+def test_a_recipe_that_leaves_the_kind_out_may_be_given_another(tmp_path, unnamed):
+    """No kind is clip; so another kind takes clip's fields away here too."""
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump(changed(SMALL, actor__update=unnamed)))
+    assert load_config(path).actor.update.kind == "clip"
+    assert load_config(path, {"actor.update.kind": "trpo"}).actor.update.kind == "trpo"
+
+
+@pytest.mark.parametrize("section", ["actor", "kl.in_reward", "actor.update"])
+def test_an_override_of_a_whole_section_is_refused(section):
+    with pytest.raises(UserError, match=rf"{section} is a section; write one of its fields"):
+        merge_overrides(changed(SMALL), {section: 3})
+
+
+def test_the_critics_steps_are_the_actors_unless_given():
+    config = configured(
+        {**SMALL, "critic": {}}, actor__lr=0.5, actor__epochs=3, actor__minibatch_rows=7
+    )
+    assert (config.critic_lr, config.critic_epochs, config.critic_minibatch_rows) == (0.5, 3, 7)
+    given = {"lr": 0.1, "epochs": 2, "minibatch_rows": 5}
+    config = configured({**SMALL, "critic": given}, actor__lr=0.5)
+    assert (config.critic_lr, config.critic_epochs, config.critic_minibatch_rows) == (0.1, 2, 5)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from tether.explain.kl_bandit import CELLS, Cell, distances, optimum
+from tether.explain.kl_bandit import CELLS, ITERATIONS, Cell, distances, optimum
 
 # One estimator that is right and one that is wrong in each place where both have a use.
 DECISIVE = [
@@ -25,8 +25,8 @@ def name(cell: Cell) -> str:
     return f"{cell.estimator} in the {cell.place} is {'right' if cell.right else 'wrong'}"
 
 
-def ends_where_it_should(cell: Cell) -> None:
-    found = distances(cell)
+def ends_where_it_should(cell: Cell, iterations: int) -> None:
+    found = distances(cell, iterations)
     assert len(found) == 4
     if cell.right:
         assert max(found) < 0.02, found
@@ -36,14 +36,15 @@ def ends_where_it_should(cell: Cell) -> None:
 
 @pytest.mark.parametrize("cell", DECISIVE, ids=name)
 def test_the_decisive_estimators_end_where_theory_says(cell):
+    """Half of the iterations: the right ones are within 0.008 by then, the wrong ones 0.06 away."""
     assert cell in CELLS
-    ends_where_it_should(cell)
+    ends_where_it_should(cell, ITERATIONS // 2)
 
 
 @pytest.mark.learn
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_every_estimator_in_every_place_ends_where_theory_says(cell):
-    ends_where_it_should(cell)
+    ends_where_it_should(cell, ITERATIONS)
 
 
 def test_the_optimum_by_hand():

@@ -1,7 +1,19 @@
 import pytest
+import torch
 from helpers import changed, configured, distinct_letters
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tether.train.roles import build_roles
+
+
+@pytest.fixture
+def float64_norms(monkeypatch):
+    """transformers' norms round to float32 inside, too coarse for some comparisons."""
+
+    def forward(norm, x):
+        return norm.weight * x * torch.rsqrt((x**2).mean(-1, keepdim=True) + norm.variance_epsilon)
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
 
 
 @pytest.fixture

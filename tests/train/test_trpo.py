@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers import logits_before, made_experience
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tether.train.controls import first_controls
 from tether.train.updates import trpo, update_actor
@@ -91,16 +90,6 @@ def kl_gradient(model, old, experience, temperature) -> torch.Tensor:
     return torch.cat([g.reshape(-1) for g in gradients])
 
 
-@pytest.fixture
-def float64_norms(monkeypatch):
-    """transformers' norms round to float32 inside, too coarse for a finite difference."""
-
-    def forward(norm, x):
-        return norm.weight * x * torch.rsqrt((x**2).mean(-1, keepdim=True) + norm.variance_epsilon)
-
-    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
-
-
 @pytest.mark.usefixtures("float64_norms")
 @pytest.mark.parametrize("microbatch_tokens", [16_384, 20], ids=["kept graph", "recomputed"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -119,16 +108,15 @@ def test_the_fisher_product_is_the_finite_difference_of_the_kls_gradient(
     size = sum(p.numel() for p in region.parameters)
     with sdpa_kernel(SDPBackend.MATH):
         product = region.fisher_product()
-        for _ in range(2):  # the second product must not find the first one's graph spent
-            v = torch.randn(size, generator=generator, dtype=torch.float64)
-            v /= v.norm()
-            found = product(v)
-            slopes = []
+        vectors = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(2)]
+        images = [product(v) for v in vectors]  # two, so that no graph is spent by the first
+        for v, found in zip(vectors, images, strict=True):
+            step, slopes = 1e-4 / v.norm(), []
             for sign in (1, -1):
-                region.move(sign * 1e-4, v)
+                region.move(sign * float(step), v)
                 slopes.append(kl_gradient(model, old, experience, temperature))
             region.move(0.0, v)
-            expected = (slopes[0] - slopes[1]) / 2e-4
+            expected = (slopes[0] - slopes[1]) / (2 * step)
             assert float(expected.norm()) > 1e-3
             assert float((found - expected).norm() / expected.norm()) < 1e-6
 
@@ -196,11 +184,12 @@ def test_the_step_is_as_long_as_the_bound_allows_when_the_kl_is_quadratic(build)
     assert metrics["actor/step_share"] >= 0.7
 
 
-def assert_refused(experience, roles, config, tries: int):
+def assert_refused(experience, roles, config, tries: int, reason: str):
     before = weights_of(roles)
     report = step(experience, roles, config)
     assert same_bytes(before, roles)
     assert [event.kind for event in report.events] == ["trpo_refused"]
+    assert reason in report.events[0].message
     metrics = report.meter.values()
     assert metrics["actor/step_share"] == 0
     assert metrics["actor/line_search_tries"] == tries
@@ -214,7 +203,9 @@ def test_a_zero_gradient_moves_nothing(build):
     roles, config = build(**TRPO)
     experience = made_experience(roles)
     nothing = torch.zeros_like(experience.policy_advantages)
-    assert_refused(replace(experience, policy_advantages=nothing), roles, config, tries=0)
+    assert_refused(
+        replace(experience, policy_advantages=nothing), roles, config, 0, "gradient norm"
+    )
 
 
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
@@ -222,12 +213,14 @@ def test_a_gradient_that_is_not_finite_moves_nothing(build, rubbish):
     roles, config = build(**TRPO)
     experience = made_experience(roles)
     experience.policy_advantages[3, 0] = rubbish
-    assert_refused(experience, roles, config, tries=0)
+    assert_refused(experience, roles, config, 0, "gradient norm")
 
 
 def test_no_row_that_counts_moves_nothing(build):
     roles, config = build(**TRPO)
-    assert_refused(made_experience(roles, unscored=tuple(range(7))), roles, config, tries=0)
+    assert_refused(
+        made_experience(roles, unscored=tuple(range(7))), roles, config, 0, "gradient norm"
+    )
 
 
 @pytest.mark.parametrize("backtracks", [0, 3])
@@ -251,7 +244,9 @@ def test_when_the_backtracks_are_used_up_the_weights_return_bit_for_bit(
         return spoil(*measure(region), not same_bytes(start, roles))
 
     monkeypatch.setattr(TrustRegion, "measure", spoilt)
-    assert_refused(on_policy(made_experience(roles), roles), roles, config, tries=backtracks + 1)
+    assert_refused(
+        on_policy(made_experience(roles), roles), roles, config, backtracks + 1, "improved"
+    )
 
 
 def test_a_step_that_is_too_long_is_shortened_until_it_is_not(build, monkeypatch):
@@ -276,7 +271,7 @@ def test_a_curvature_that_is_not_finite_moves_nothing(build, monkeypatch):
     monkeypatch.setattr(
         TrustRegion, "fisher_product", lambda region: lambda v: torch.full_like(v, math.nan)
     )
-    assert_refused(on_policy(made_experience(roles), roles), roles, config, tries=0)
+    assert_refused(on_policy(made_experience(roles), roles), roles, config, 0, "step is not finite")
 
 
 @pytest.mark.parametrize("lr", [1e-12, 1.0])
