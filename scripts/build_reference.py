@@ -6,7 +6,7 @@ With --check nothing is written, and the exit code is 1 if a file on disk is sta
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -66,14 +66,14 @@ def stale() -> list[Path]:
 
 
 def config_page() -> str:
-    schema = Config.model_json_schema(by_alias=True)
     parts = [MADE_BY, CONFIG_INTRO]
-    for title, section in sections(Config):
-        parts.append(f"## {f'`{title}`' if title else 'Top level'}\n\n{doc_line(section)}\n")
+    for prefix, section in sections(Config):
+        parts.append(f"## {heading(prefix, section)}\n\n{doc_line(section)}\n")
+        schema = section.model_json_schema(by_alias=True)
         rows = [
-            [f"`{name}`", *describe(property_of(schema, name)), default_of(info), doc(info)]
-            for name, info in walk_fields()
-            if name.rpartition(".")[0] == title
+            [f"`{prefix}{name}`", *describe(property_of(schema, name)), default_of(info), doc(info)]
+            for name, info in walk_fields(section)
+            if "." not in name
         ]
         if rows:
             parts.append(table(["field", "type", "range", "default", "meaning"], rows))
@@ -96,22 +96,28 @@ def glossary_rows(entries: dict[str, Entry]) -> list[list[str]]:
 
 
 def sections(section: type[BaseModel], prefix: str = "") -> list[tuple[str, type[BaseModel]]]:
-    """Every section as (dotted name, class), in order; the top level is named ''."""
+    """Every section as (prefix of its fields, class), in order; each kind of an update is one."""
     found = [(prefix, section)]
     for name, info in section.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            found += sections(info.annotation, f"{prefix}.{name}" if prefix else name)
+        for part in (info.annotation, *get_args(info.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                found += sections(part, f"{prefix}{name}.")
     return found
 
 
-def property_of(schema: dict[str, Any], dotted: str) -> dict[str, Any]:
-    """The JSON schema of one field, found by walking down its dotted name."""
-    node = schema
-    for name in dotted.split("."):
-        node = node["properties"][name]
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-    return node
+def heading(prefix: str, section: type[BaseModel]) -> str:
+    """A section's dotted name and, where it has several kinds, which."""
+    if not prefix:
+        return "Top level"
+    kind = section.model_fields.get("kind")
+    kinds = get_args(kind.annotation) if kind else ()
+    return f"`{prefix.rstrip('.')}`" + (f", `kind: {kinds[0]}`" if len(kinds) == 1 else "")
+
+
+def property_of(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """The JSON schema of one field of a section."""
+    node = schema["properties"][name]
+    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
 
 
 def describe(node: dict[str, Any]) -> tuple[str, str]:

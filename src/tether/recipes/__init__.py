@@ -16,6 +16,18 @@ from tether.config import UPDATE_KINDS, Config, walk_fields
 from tether.errors import UserError
 
 FOLDER = Path(__file__).parent
+# What people type who come from other systems.
+ELSEWHERE = {
+    "learning_rate": "actor.lr",
+    "beta": "kl.in_reward.coef",
+    "kl_coef": "kl.in_reward.coef",
+    "batch_size": "rollout.prompts",
+    "mini_batch_size": "actor.minibatch_rows",
+    "clip_ratio": "actor.update.eps_high",
+    "num_generations": "rollout.samples_per_prompt",
+    "max_new_tokens": "rollout.max_response_tokens",
+}
+DEFAULT_KIND = "clip"  # of actor.update
 
 
 def load_config(
@@ -66,10 +78,10 @@ def _find(recipe: str | os.PathLike[str]) -> Path:
 
 def merge_overrides(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> None:
     """Put dotted overrides in place; another `kind` takes the fields of the old one away first."""
-    kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
+    kinds_first = sorted(overrides.items(), key=lambda item: item[0] != "actor.update.kind")
     for dotted, value in kinds_first:
         section, field = _find_section(mapping, dotted)
-        if field == "kind" and section.get("kind", value) != value:
+        if dotted == "actor.update.kind" and section.get("kind", DEFAULT_KIND) != value:
             section.clear()
         section[field] = value
 
@@ -115,6 +127,7 @@ def _unknown(field: str) -> str:
     leaf = field.rsplit(".", 1)[-1]
     # A right name in a wrong section is the likelier slip, so leaves are compared first.
     same_leaf = [dotted for dotted in known if dotted.rsplit(".", 1)[-1] == leaf]
-    close = difflib.get_close_matches(field, same_leaf or known, n=1, cutoff=0.3)
+    renamed = [ELSEWHERE[leaf]] if leaf in ELSEWHERE else []
+    close = renamed or difflib.get_close_matches(field, same_leaf or known, n=1, cutoff=0.3)
     hint = f"did you mean {close[0]}?" if close else "see `tether train --help` for the fields."
     return f"Unknown field {field}; {hint}"
