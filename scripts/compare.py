@@ -1,6 +1,6 @@
 """Train one recipe with every trust region and estimator, and lay the results side by side.
 
-    python scripts/compare.py [RECIPE] [--seeds 3] [--iterations 30] [--only clip,trpo] [--write]
+    python scripts/compare.py [RECIPE] [--seeds 3] [--iterations 12] [--only clip,trpo] [--write]
 
 Each variant gets the same starting weights, prompts, rows and iterations; two runs go side by
 side with one thread each. Runs that are already there are not repeated. With --write the table
@@ -26,7 +26,6 @@ SHARED = ["--critic.lr", "null", "--critic.epochs", "null", "--critic.minibatch_
 
 UPDATES = {
     "clip": [],
-    "clip, asymmetric 0.2/0.3": ["--actor.update.eps_high", "0.3"],
     "clip, stop at KL 0.02": ["--actor.stop_kl", "0.02"],
     "penalty": ["--actor.update.kind", "penalty"],
     "trpo": ["--actor.update.kind", "trpo", "--actor.update.max_kl", "0.02"],
@@ -89,7 +88,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", nargs="?", default="arithmetic")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--only", help="names of variants, with commas between")
     parser.add_argument("--gain", type=float, default=0.15, help="what each variant must gain")
     parser.add_argument("--side-by-side", type=int, default=os.cpu_count() or 1)

@@ -3,7 +3,7 @@
 import json
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from jaxtyping import install_import_hook
 

@@ -9,8 +9,8 @@ import tether
 
 QUICK = {
     "threads": 1,
-    "train.iterations": 20,
-    "train.eval_prompts": 400,
+    "train.iterations": 12,
+    "train.eval_prompts": 300,
     "run.rollouts_every": 0,
 }
 

@@ -51,8 +51,9 @@ def main() -> None:
     # Ctrl-C while modules load would be lost in an import; a run sets its own handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdout.reconfigure(errors="replace")
-    # Waiting threads that spin make a run crawl as soon as another program wants a core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Threads that wait by spinning for long make a run crawl as soon as another program wants a
+    # core; a short spin costs nothing then and little else.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         app()
     except UserError as error:
