@@ -290,6 +290,8 @@ class PenaltyUpdate(Section):
     """PPO-Penalty"""
     coef: PositiveFloat = 1.0
     """weight of the KL to the old policy at the start"""
+    estimator: Literal["k3", "full"] = "k3"
+    """the KL in the loss: from the sampled tokens, or exact over the vocabulary"""
     controller: Literal["fixed", "adaptive"] = "adaptive"
     """keep the weight, or halve and double it so that the KL stays near `target`"""
     target: PositiveFloat = 0.01

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tether.algo.kl import estimate_kl, full_kl
+from tether.algo.kl import estimate_kl, full_kl, k3
 from tether.algo.losses import (
     cispo_policy_loss,
     clip_policy_loss,
@@ -40,10 +40,13 @@ def test_cpi_is_minus_ratio_times_advantage():
 
 
 def test_penalty_adds_the_kl_from_the_old_policy():
-    # k3 of old against new: e^D - 1 - D with D = log 2
-    kl = 2 - 1 - math.log(2)
-    loss = penalty_policy_loss(*at_ratio(2.0), one(1.0), ONE_CELL, coef=10.0)
-    assert float(loss.per_token) == pytest.approx(-2.0 + 10 * kl)
+    loss = penalty_policy_loss(*at_ratio(2.0), one(1.0), one(0.3), coef=10.0)
+    assert float(loss.per_token) == pytest.approx(-2.0 + 10 * 0.3)
+
+
+def test_the_sampled_kl_from_the_old_policy_is_k3_of_old_against_new():
+    new, old = at_ratio(2.0)  # e^D - 1 - D with D = log 2
+    assert float(k3(old, new, ONE_CELL)) == pytest.approx(2 - 1 - math.log(2))
 
 
 def test_reinforce_is_minus_advantage_times_log_prob():
@@ -125,7 +128,10 @@ CASES = {
         None,
     ),
     "cpi": (lambda n: cpi_policy_loss(n, OLD, ADVANTAGES).per_token, None),
-    "penalty": (lambda n: penalty_policy_loss(n, OLD, ADVANTAGES, MASK, 0.7).per_token, None),
+    "penalty": (
+        lambda n: penalty_policy_loss(n, OLD, ADVANTAGES, k3(OLD, n, MASK), 0.7).per_token,
+        None,
+    ),
     "reinforce": (lambda n: reinforce_policy_loss(n, OLD, ADVANTAGES).per_token, None),
     "gspo": (
         lambda n: gspo_policy_loss(n, OLD, ADVANTAGES, MASK, 0.1, 0.1).per_token,

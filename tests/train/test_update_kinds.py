@@ -25,6 +25,7 @@ from tether.train import roles as roles_module
 from tether.train.controls import Controls, first_controls
 from tether.train.iteration import run_iteration
 from tether.train.updates import minibatches, update_actor
+from tether.train.updates.policy import kl_from_old, snapshot_for_penalty
 from tether.types import Sequences
 
 WHOLE = {
@@ -576,3 +577,32 @@ def test_two_iterations_run_from_end_to_end_with_finite_metrics(tiny_config, nam
         assert all(isinstance(x, int | float) and math.isfinite(x) for x in line.values())
         assert line["actor/grad_norm"] > 0
     assert read_jsonl(result.run / "events.jsonl") == []
+
+
+def test_the_exact_penalty_is_the_kl_from_the_old_policy_over_the_vocabulary(build):
+    roles, config = build(**WHOLE, actor__update={"kind": "penalty", "estimator": "full"})
+    experience = run_iteration(0, first_controls(config), roles, config).experience
+    old_policy = snapshot_for_penalty(roles, config)
+    with torch.no_grad():
+        for weight in roles.actor.model.parameters():
+            weight.mul_(1.05)
+    rows = torch.arange(len(experience))
+    batch = minibatches.make_minibatch(experience, rows, "token_mean", 12)
+    states = roles.actor.states(batch.sequences)
+    new_log_probs, _ = roles.actor.read(states, batch.sequences, batch.response_mask)
+    found = kl_from_old(new_log_probs, states, batch, roles, old_policy)
+
+    slow = torch.zeros_like(found)
+    for row, (prompt, response, columns) in true_cells(experience).items():
+        old = torch.log_softmax(logits_before(old_policy.model, prompt, response), dim=-1)
+        new = torch.log_softmax(logits_before(roles.actor.model, prompt, response), dim=-1)
+        old, new = old.tolist(), new.tolist()
+        for t in columns:
+            slow[row, t] = sum(math.exp(p) * (p - q) for p, q in zip(old[t], new[t], strict=True))
+    assert slow.max() > 1e-4
+    torch.testing.assert_close(found, slow, atol=1e-6, rtol=1e-5)
+
+
+def test_a_sampled_penalty_keeps_no_second_copy_of_the_actor(build):
+    roles, config = build(**WHOLE, actor__update={"kind": "penalty"})
+    assert snapshot_for_penalty(roles, config) is None

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tether.algo.kl import MAX_LOG_RATIO, k3
+from tether.algo.kl import MAX_LOG_RATIO
 
 
 class PolicyLoss(NamedTuple):
@@ -67,13 +67,12 @@ def penalty_policy_loss(
     new_log_probs: Float[Tensor, "rows response"],
     old_log_probs: Float[Tensor, "rows response"],
     advantages: Float[Tensor, "rows response"],
-    mask: Bool[Tensor, "rows response"],
+    kl_from_old: Float[Tensor, "rows response"],
     coef: float,
 ) -> PolicyLoss:
-    """PPO-Penalty: -A r + coef x KL(pi_old || pi_new), the KL as k3 on samples of pi_old."""
+    """PPO-Penalty: -A r + coef x KL(pi_old || pi_new)."""
     surrogate = cpi_policy_loss(new_log_probs, old_log_probs, advantages)
-    penalty = k3(old_log_probs, new_log_probs, mask)
-    return surrogate._replace(per_token=surrogate.per_token + coef * penalty)
+    return surrogate._replace(per_token=surrogate.per_token + coef * kl_from_old)
 
 
 def reinforce_policy_loss(

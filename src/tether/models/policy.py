@@ -1,5 +1,7 @@
 """The actor: a causal language model as a policy."""
 
+import copy
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -21,6 +23,11 @@ class Policy:
         self.model = model
         self.temperature = temperature
         self.microbatch_tokens = microbatch_tokens
+
+    def snapshot(self) -> "Policy":
+        """A copy that stays as the policy is now."""
+        model = copy.deepcopy(self.model).requires_grad_(False)
+        return Policy(model, self.temperature, self.microbatch_tokens)
 
     @property
     def head(self) -> Head:

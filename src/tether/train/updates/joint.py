@@ -6,7 +6,12 @@ from tether.config import Config
 from tether.train.controls import Controls
 from tether.train.roles import Roles
 from tether.train.updates.minibatches import Terms, walk_minibatches
-from tether.train.updates.policy import actor_walk, next_penalty_coef, policy_terms
+from tether.train.updates.policy import (
+    actor_walk,
+    next_penalty_coef,
+    policy_terms,
+    snapshot_for_penalty,
+)
 from tether.train.updates.report import Report
 from tether.train.updates.value import value_terms
 from tether.types import Experience, Minibatch
@@ -17,10 +22,11 @@ def update_jointly(
 ) -> Report:
     """The policy's terms plus critic.coef times the value loss, over the same states."""
     report = Report(new_log_probs=torch.zeros_like(experience.old_log_probs))
+    old_policy = snapshot_for_penalty(roles, config)
 
     def compute(batch: Minibatch) -> Terms:
         states = roles.actor.states(batch.sequences)
-        policy = policy_terms(batch, states, roles, config, controls, report)
+        policy = policy_terms(batch, states, roles, config, controls, report, old_policy)
         value = value_terms(batch, roles.critic.read(states), config, report)
         loss = policy.loss + config.critic.coef * value.loss
         return Terms(loss, {**policy.parts, **value.parts}, policy.kl_from_old)

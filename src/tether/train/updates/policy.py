@@ -28,6 +28,7 @@ from tether.config import (
     PenaltyUpdate,
     ReinforceUpdate,
 )
+from tether.models.policy import Policy
 from tether.run.metrics import Max, Mean, Min
 from tether.train.controls import Controls
 from tether.train.roles import Roles
@@ -41,10 +42,11 @@ def update_policy(
 ) -> Report:
     """One walk over the rows with the policy loss that `actor.update` names."""
     report = Report(new_log_probs=torch.zeros_like(experience.old_log_probs))
+    old_policy = snapshot_for_penalty(roles, config)
 
     def compute(batch: Minibatch) -> Terms:
         states = roles.actor.states(batch.sequences)
-        return policy_terms(batch, states, roles, config, controls, report)
+        return policy_terms(batch, states, roles, config, controls, report, old_policy)
 
     walk_minibatches(
         experience, actor_walk(config, iteration), roles.actor_optimizer, compute, report
@@ -75,11 +77,12 @@ def policy_terms(
     config: Config,
     controls: Controls,
     report: Report,
+    old_policy: Policy | None,
 ) -> Terms:
     """policy loss - entropy_coef x entropy + in_loss.coef x KL, and what there is to know of it."""
     mask, weights = batch.response_mask, batch.weights
     new_log_probs, entropies = roles.actor.read(states, batch.sequences, mask)
-    policy = policy_loss(new_log_probs, batch, config, controls.penalty_coef)
+    policy = policy_loss(new_log_probs, states, batch, roles, config, controls, old_policy)
     parts = {"actor/pg_loss": weighted_sum(policy.per_token, weights)}
     loss = parts["actor/pg_loss"]
     if config.actor.entropy_coef > 0:
@@ -91,25 +94,28 @@ def policy_terms(
         loss = loss + config.kl.in_loss.coef * parts["actor/kl_loss"]
 
     with torch.no_grad():
-        kl_from_old = k3(batch.old_log_probs, new_log_probs, mask)
+        moved = k3(batch.old_log_probs, new_log_probs, mask)
         report.new_log_probs[batch.rows, : mask.shape[1]] = new_log_probs
         record, tokens = report.meter.record, mask.sum()
         record("actor/entropy", Mean(masked_sum(entropies, mask), tokens))
-        record("actor/approx_kl", Mean(kl_from_old.sum(), tokens))
+        record("actor/approx_kl", Mean(moved.sum(), tokens))
         clipped = (policy.clipped_high | policy.clipped_low) & mask
         record("actor/pg_clipfrac", Mean(clipped.sum(), tokens))
         record("actor/pg_clipfrac_high", Mean((policy.clipped_high & mask).sum(), tokens))
         record("actor/pg_clipfrac_low", Mean((policy.clipped_low & mask).sum(), tokens))
         record("actor/ratio_max", Max(torch.where(mask, policy.ratio, 1.0).max()))
         record("actor/ratio_min", Min(torch.where(mask, policy.ratio, 1.0).min()))
-    return Terms(loss, parts, kl_from_old=Mean(kl_from_old.sum(), tokens))
+    return Terms(loss, parts, kl_from_old=Mean(moved.sum(), tokens))
 
 
 def policy_loss(
     new_log_probs: Float[Tensor, "rows response"],
+    states: Float[Tensor, "rows response width"],
     batch: Minibatch,
+    roles: Roles,
     config: Config,
-    penalty_coef: float,
+    controls: Controls,
+    old_policy: Policy | None,
 ) -> PolicyLoss:
     old, advantages, mask = batch.old_log_probs, batch.policy_advantages, batch.response_mask
     match config.actor.update:
@@ -119,7 +125,8 @@ def policy_loss(
             loss = clip_policy_loss(new_log_probs, old, advantages, low, high)
             return dual_clip(loss, advantages, bound)
         case PenaltyUpdate():
-            return penalty_policy_loss(new_log_probs, old, advantages, mask, penalty_coef)
+            kl = kl_from_old(new_log_probs, states, batch, roles, old_policy)
+            return penalty_policy_loss(new_log_probs, old, advantages, kl, controls.penalty_coef)
         case CpiUpdate():
             return cpi_policy_loss(new_log_probs, old, advantages)
         case ReinforceUpdate():
@@ -129,6 +136,30 @@ def policy_loss(
         case CispoUpdate(eps_low=low, eps_high=high):
             return cispo_policy_loss(new_log_probs, old, advantages, low, high)
     raise ValueError(f"{config.actor.update.kind} is no minibatch update")
+
+
+def snapshot_for_penalty(roles: Roles, config: Config) -> Policy | None:
+    """The old policy itself, where PPO-Penalty's KL is summed over the vocabulary."""
+    match config.actor.update:
+        case PenaltyUpdate(estimator="full"):
+            return roles.actor.snapshot()
+    return None
+
+
+def kl_from_old(
+    new_log_probs: Float[Tensor, "rows response"],
+    states: Float[Tensor, "rows response width"],
+    batch: Minibatch,
+    roles: Roles,
+    old_policy: Policy | None,
+) -> Float[Tensor, "rows response"]:
+    """KL(pi_old || pi_new) a token: from samples of pi_old, or exact given pi_old itself."""
+    if old_policy is None:
+        return k3(batch.old_log_probs, new_log_probs, batch.response_mask)
+    with torch.no_grad():
+        old_states = old_policy.states(batch.sequences)
+    actor = roles.actor
+    return actor.full_kl(old_policy.head, old_states, actor.head, states, batch.response_mask)
 
 
 def kl_to_reference(
