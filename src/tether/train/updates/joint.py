@@ -1,7 +1,5 @@
 """A value head on the actor's own trunk: one forward, one loss, one optimizer for both."""
 
-import torch
-
 from tether.config import Config
 from tether.train.controls import Controls
 from tether.train.roles import Roles
@@ -21,7 +19,7 @@ def update_jointly(
     experience: Experience, roles: Roles, config: Config, iteration: int, controls: Controls
 ) -> Report:
     """The policy's terms plus critic.coef times the value loss, over the same states."""
-    report = Report(new_log_probs=torch.zeros_like(experience.old_log_probs))
+    report = Report(new_log_probs=experience.old_log_probs.clone())
     old_policy = snapshot_for_penalty(roles, config)
 
     def compute(batch: Minibatch) -> Terms:

@@ -41,7 +41,7 @@ def update_policy(
     experience: Experience, roles: Roles, config: Config, iteration: int, controls: Controls
 ) -> Report:
     """One walk over the rows with the policy loss that `actor.update` names."""
-    report = Report(new_log_probs=torch.zeros_like(experience.old_log_probs))
+    report = Report(new_log_probs=experience.old_log_probs.clone())
     old_policy = snapshot_for_penalty(roles, config)
 
     def compute(batch: Minibatch) -> Terms:
