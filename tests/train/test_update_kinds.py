@@ -319,6 +319,15 @@ def test_the_critic_goes_on_when_the_actor_stops(build):
     assert metrics["actor/steps"] < metrics["critic/steps"] == 6
 
 
+def test_rows_that_a_stop_never_reached_keep_their_old_log_probs(build):
+    roles, config = build(**{**WHOLE, "actor__minibatch_rows": 2}, actor__stop_kl=1e-12)
+    outcome = run_iteration(0, first_controls(config), roles, config)
+    assert outcome.metrics(config)["actor/steps"] == 1
+    old, new = outcome.experience.old_log_probs, outcome.actor.new_log_probs
+    assert torch.equal(new[new.sum(1) == 0], old[old.sum(1) == 0])
+    assert sum(torch.equal(a, b) for a, b in zip(new, old, strict=True)) >= len(old) - 4
+
+
 # A value head on the actor's trunk.
 
 SHARED = {**WHOLE, "critic": {"shared_trunk": True, "coef": 0.25}}
