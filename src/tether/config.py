@@ -309,8 +309,8 @@ class TrpoUpdate(Section):
     """conjugate-gradient iterations"""
     damping: PositiveFloat = 0.1
     """added to the Fisher matrix's diagonal while solving"""
-    fisher_rows: PositiveInt | None = None
-    """rows that Fisher products use, evenly spaced; default: all"""
+    fisher_rows: PositiveInt | None = 64
+    """rows that Fisher products use, evenly spaced; null = all. The bound always sees all rows"""
     backtracks: NonNegativeInt = 10
     """times the step may be shortened before it is refused"""
     backtrack_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.7

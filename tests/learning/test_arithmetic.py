@@ -20,7 +20,11 @@ QUICK = {
     [
         {},
         {"actor.update.kind": "penalty"},
-        {"actor.update.kind": "trpo", "actor.update.max_kl": 0.02},
+        {
+            "actor.update.kind": "trpo",
+            "actor.update.max_kl": 0.02,
+            "actor.update.fisher_rows": 32,
+        },
         {"advantage.estimator": "grpo"},
     ],
     ids=["clip", "penalty", "trpo", "grpo"],
