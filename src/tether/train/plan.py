@@ -32,7 +32,9 @@ class Plan:
     @property
     def activation_bytes(self) -> int:
         """One microbatch's activations: some 34 numbers of width a layer and token, and logits."""
-        tokens = min(self.config.actor.microbatch_tokens, self.config.rows * self.longest_row)
+        c = self.config
+        rows = c.rows if c.actor.update.kind == "trpo" else c.actor.minibatch_rows
+        tokens = min(c.actor.microbatch_tokens, rows * self.longest_row)
         a_token = 34 * self.hidden_size * self.layers + 3 * self.vocabulary
         return tokens * a_token * self.bytes_a_number
 
