@@ -366,11 +366,14 @@ def test_an_adaptive_beta_is_used_in_the_next_iteration(tiny_config):
     assert betas == pytest.approx([0.5, 0.5 * (1 - 0.2 * 12 / 48)])
 
 
-def test_a_prompt_that_leaves_no_room_in_the_context_is_refused_by_line(tiny_config, tmp_path):
+@pytest.mark.parametrize("which", ["data__train", "data__heldout"])
+def test_a_prompt_that_leaves_no_room_in_the_context_is_refused_by_line(
+    tiny_config, tmp_path, which
+):
     data = tmp_path / "long.jsonl"
     rows = [{"prompt": "1+1=?", "answer": "2"}, {"prompt": "x" * 119, "answer": "2"}]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = changed(tiny_config, data__train=str(data))
+    config = changed(tiny_config, **{which: str(data)})
     with pytest.raises(UserError, match=r"long\.jsonl, line 2.*129.*128 positions"):
         build_roles(configured(config))
     build_roles(configured(config, rollout__max_response_tokens=7))

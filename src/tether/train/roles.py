@@ -48,10 +48,10 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     heldout_prompts = (
         None if heldout is None else load_prompts(heldout, config.data, vocabulary.tokenizer)
     )
-    check_arguments(function, train_prompts.prompts.columns, config.data.train)
-    if heldout_prompts is not None:
-        check_arguments(function, heldout_prompts.prompts.columns, config.data.heldout)
-    _check_context(config, model.config, train_prompts)
+    for path, prompts in ((config.data.train, train_prompts), (heldout, heldout_prompts)):
+        if prompts is not None:
+            check_arguments(function, prompts.prompts.columns, path)
+            _check_context(config, model.config, path, prompts)
 
     critic = _build_critic(config, model, device)
     actor_weights = [*model.parameters()]
@@ -111,7 +111,7 @@ def pick_device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not there; write cpu or auto.") from None
 
 
-def _check_context(config: Config, model_config: object, prompts: PromptSet) -> None:
+def _check_context(config: Config, model_config: object, path: str, prompts: PromptSet) -> None:
     """Refuse, before training, what would not fit the model's positions."""
     context = getattr(model_config, "max_position_embeddings", None)
     longest = max(len(ids) for ids in prompts.prompts.ids)
@@ -119,7 +119,7 @@ def _check_context(config: Config, model_config: object, prompts: PromptSet) -> 
     if context is not None and needed > context:
         row = max(range(len(prompts)), key=lambda i: len(prompts.prompts.ids[i]))
         raise UserError(
-            f"{config.data.train}, line {row + 1}: {longest} prompt tokens and "
+            f"{path}, line {row + 1}: {longest} prompt tokens and "
             f"rollout.max_response_tokens = {config.rollout.max_response_tokens} make {needed}, "
             f"more than the {context} positions of {config.model.actor}."
         )
