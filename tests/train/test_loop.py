@@ -386,3 +386,10 @@ def test_check_trains_nothing_and_writes_nothing(tiny_config, tmp_path):
     steps = {what: amount for what, amount, _ in plan.lines()}
     assert steps["rows an iteration"] == "12"
     assert steps["actor steps an iteration"] == "6"  # 2 epochs x ceil(12 / 5)
+
+
+def test_an_ablation_is_named_in_an_event(tiny_config):
+    wrong = {"estimator": "k3", "ablation": True}
+    run = tether.train(changed(tiny_config, kl__in_reward=wrong, data__heldout=None)).run
+    events = [e for e in read_jsonl(run / "events.jsonl") if e["kind"] == "ablation"]
+    assert [e["message"].split()[0] for e in events] == ["kl.in_reward"]
