@@ -12,7 +12,7 @@ RECIPE ?= arithmetic
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
 	$(BIN)/tether train
 
-test: $(VENV)/.installed-dev  ## the whole test suite
+test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
 	$(BIN)/python -m pytest -m "not learn" --numprocesses 2
 
 learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every update kind (an hour)
@@ -51,4 +51,11 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+# A browser for the tests of the page; where it cannot be installed, they say so and are skipped.
+$(VENV)/.browser: $(VENV)/.installed-dev
+	@command -v chromium >/dev/null || \
+	  (apt-get update && apt-get install --yes --no-install-recommends chromium fonts-noto-cjk) \
+	  >$(VENV)/browser.log 2>&1 || echo "no Chromium (see $(VENV)/browser.log): browser tests skip"
 	@touch $@

@@ -57,7 +57,7 @@ class RunSection(Section):
     rollouts_every: NonNegativeInt = 10
     """write rollouts/ every so many iterations; 0 = never"""
     rollouts_rows: PositiveInt = 64
-    """rows kept of each written iteration, evenly spaced"""
+    """rows kept of each written iteration: whole groups, evenly spaced"""
 
 
 class ModelSection(Section):

@@ -3,6 +3,7 @@ import torch
 from helpers import changed, configured, distinct_letters
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from tether.models.loading import Vocabulary
 from tether.train.roles import build_roles
 
 
@@ -31,3 +32,8 @@ def build(scored_config):
         return build_roles(config, reward), config
 
     return built
+
+
+@pytest.fixture
+def vocabulary(byte_tokenizer) -> Vocabulary:
+    return Vocabulary(byte_tokenizer, frozenset([byte_tokenizer.eos_token_id]))

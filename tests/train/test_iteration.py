@@ -11,6 +11,7 @@ from tether.rewards.scorers import InProcessScorer
 from tether.train import iteration as iteration_module
 from tether.train.controls import Controls
 from tether.train.iteration import run_iteration
+from tether.train.record import kept_rows, rollout_rows
 
 BETA = 0.3
 CONTROLS = Controls(beta=BETA, penalty_coef=0.0)
@@ -173,15 +174,16 @@ def test_unscored_rows_leave_mask_whitening_and_metrics(iterate):
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_unscored_row_is_null_in_the_rollouts_and_not_zero(iterate):
+def test_an_unscored_row_is_null_in_the_rollouts_and_not_zero(iterate, vocabulary):
     """Trap 17."""
-    outcome, _ = iterate(some_unscored, reward__max_failed_share=1.0)
-    rows = outcome.rollout_rows([""] * 12, 12)
+    outcome, config = iterate(some_unscored, reward__max_failed_share=1.0)
+    rows = rollout_rows(outcome, vocabulary, config)
     assert [row["score"] is not None for row in rows] == outcome.scores.usable.tolist()
+    assert [row["usable"] for row in rows] == outcome.scores.usable.tolist()
 
 
 def test_sampled_ids_reach_the_updates_and_the_file_as_they_were_sampled(
-    iterate, monkeypatch, byte_tokenizer
+    iterate, monkeypatch, byte_tokenizer, vocabulary
 ):
     """Trap 4: random bytes rarely survive text, so re-tokenising them would show."""
     seen = []
@@ -190,13 +192,16 @@ def test_sampled_ids_reach_the_updates_and_the_file_as_they_were_sampled(
         iteration_module, "update_actor", lambda e, *rest: seen.append(e) or update(e, *rest)
     )
     texts = []
-    outcome, _ = iterate(lambda response: texts.append(response) or 0.0)
+    outcome, config = iterate(lambda response: texts.append(response) or 0.0)
     sampled = [response(outcome.rollout, row) for row in range(12)]
     assert any(byte_tokenizer(t).input_ids != ids for t, ids in zip(texts, sampled, strict=True))
     [experience] = seen
     ids = experience.sequences.response_ids
     assert [ids[row, : len(sampled[row])].tolist() for row in range(12)] == sampled
-    assert [r["response_ids"] for r in outcome.rollout_rows(texts, 12)] == sampled
+    rows = rollout_rows(outcome, vocabulary, config)
+    assert [r["response_ids"] for r in rows] == sampled
+    assert [r["response"] for r in rows] == texts
+    assert [len(r["response_tokens"]) for r in rows] == [len(ids) for ids in sampled]
 
 
 def test_under_bootstrap_a_truncated_row_is_not_scored_but_worth_what_the_critic_says(iterate):
@@ -271,9 +276,18 @@ def test_a_missing_pad_token_or_one_that_is_the_eos_changes_nothing(build):
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def test_rows_kept_of_a_rollout_are_evenly_spaced(iterate):
-    outcome, _ = iterate()
-    assert [row["row"] for row in outcome.rollout_rows([""] * 12, 5)] == [0, 2, 4, 7, 9]
+@pytest.mark.parametrize(
+    ("rows", "samples", "max_rows", "kept"),
+    [
+        (12, 1, 5, [0, 2, 4, 7, 9]),
+        (12, 2, 5, [0, 1, 6, 7]),
+        (12, 4, 8, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (12, 6, 5, [0, 2, 4, 7, 9]),
+        (4, 2, 64, [0, 1, 2, 3]),
+    ],
+)
+def test_rows_kept_of_a_rollout_are_whole_groups_evenly_spaced(rows, samples, max_rows, kept):
+    assert kept_rows(rows, samples, max_rows) == kept
 
 
 def test_a_scorer_that_is_called_sees_prompt_response_and_columns(build):

@@ -117,11 +117,11 @@ def test_evaluations_come_before_after_and_every_so_often(run):
 
 def test_a_rollout_row_holds_a_list_a_token_for_every_tensor(run):
     rows = read_jsonl(run[0].run / "rollouts" / "000002.jsonl")
-    assert [row["row"] for row in rows] == [0, 2, 4, 6]
+    assert [row["row"] for row in rows] == [0, 1, 4, 5]
     tensors = {
         *("response_ids", "response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs"),
         *("new_log_probs", "kl", "values", "token_level_scores", "token_level_rewards"),
-        *("advantages", "returns", "policy_advantages"),
+        *("advantages", "returns", "policy_advantages", "response_tokens"),
     }
     for row in rows:
         assert {len(row[name]) for name in tensors} == {len(row["response_ids"])}

@@ -24,6 +24,7 @@ from tether.models.reference import FrozenReference, NoReference
 from tether.train import roles as roles_module
 from tether.train.controls import Controls, first_controls
 from tether.train.iteration import run_iteration
+from tether.train.record import rollout_rows
 from tether.train.updates import minibatches, update_actor
 from tether.train.updates.policy import kl_from_old, snapshot_for_penalty
 from tether.types import Sequences
@@ -541,7 +542,7 @@ def test_a_row_left_alone_in_its_group_leaves_with_an_event(build, estimator):
     assert metrics["score/mean"] == pytest.approx((0.5 + 0.25 + 1.0 + 1.0 + 0.5) / 8)
     assert all(math.isfinite(x) for x in metrics.values())
     assert not outcome.experience.policy_advantages[[0, 1, 4, 5]].any()
-    assert outcome.rollout_rows([""] * 12, 12)[0]["score"] is None
+    assert rollout_rows(outcome, roles.vocabulary, config)[0]["score"] is None
 
 
 @pytest.mark.parametrize("estimator", ["gae", "remax", "reinforce_plus_plus"])

@@ -35,6 +35,13 @@ class Vocabulary:
             ids = ids[:-1]
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """The text of each token by itself. One that holds part of a character has none, and is
+        given as the tokenizer spells it."""
+        texts = [self.tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+        spelt = self.tokenizer.convert_ids_to_tokens(ids)
+        return [own if "\ufffd" in text else text for text, own in zip(texts, spelt, strict=True)]
+
 
 def load_vocabulary(name: str, model: PreTrainedModel) -> Vocabulary:
     try:

@@ -83,6 +83,7 @@ def run_iteration(iteration: int, controls: Controls, roles: Roles, config: Conf
         prompts=prompts,
         rollout=rollout,
         scores=scores,
+        greedy_scores=greedy_scores,
         experience=experience,
         moments=moments,
         actor=actor_report,

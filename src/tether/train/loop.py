@@ -16,6 +16,7 @@ from tether.train.interrupt import Interrupt
 from tether.train.iteration import run_iteration
 from tether.train.optimizer import schedule_factor
 from tether.train.outcome import Outcome
+from tether.train.record import rollout_rows
 from tether.train.roles import Roles
 from tether.train.scoring import response_texts
 from tether.train.selfcheck import check_start
@@ -82,8 +83,7 @@ def _write(
     metrics = outcome.metrics(config)
     texts = response_texts(outcome.rollout, roles.vocabulary)
     if _due(outcome.iteration, config.run.rollouts_every):
-        rows = outcome.rollout_rows(texts, config.run.rollouts_rows)
-        writer.rollouts(outcome.iteration, rows)
+        writer.rollouts(outcome.iteration, rollout_rows(outcome, roles.vocabulary, config))
     writer.iteration(outcome.iteration, metrics, outcome.timings())
     writer.events(outcome.iteration, outcome.events)
     watch.iterated(outcome, metrics, texts)

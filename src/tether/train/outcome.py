@@ -1,11 +1,12 @@
-"""What one iteration produced, and its numbers for the run directory."""
+"""What one iteration produced, and its metrics."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from tether.algo.advantages import zero_spread
 from tether.algo.kl import k1
@@ -13,7 +14,6 @@ from tether.algo.masked import explained_variance, masked_sum
 from tether.config import Config, PenaltyUpdate
 from tether.run.events import Event
 from tether.run.metrics import Level, Max, Mean, Meter
-from tether.run.writer import shortest_floats
 from tether.train.controls import Controls, next_beta
 from tether.train.updates.report import Report
 from tether.types import Experience, Moments, Prompts, Rollout, Scores
@@ -39,6 +39,7 @@ class Outcome:
     prompts: Prompts
     rollout: Rollout
     scores: Scores
+    greedy_scores: Float[Tensor, " rows"]  # ReMax's baseline; 0 for other estimators
     experience: Experience
     moments: Moments
     actor: Report
@@ -98,64 +99,9 @@ class Outcome:
             "throughput/tokens_per_second": tokens / total,
         }
 
-    def rollout_rows(self, texts: list[str], max_rows: int) -> list[dict[str, Any]]:
-        """At most `max_rows` rows, evenly spaced, with a list a token for every tensor."""
-        e, rollout = self.experience, self.rollout
-        count = len(texts)
-        kept = (
-            sorted({i * count // max_rows for i in range(max_rows)})
-            if count > max_rows
-            else range(count)
-        )
-        per_token = {
-            "rollout_log_probs": rollout.rollout_log_probs,
-            "old_log_probs": e.old_log_probs,
-            "ref_log_probs": e.ref_log_probs,
-            "new_log_probs": self.actor.new_log_probs,
-            "kl": e.kl,
-            "values": e.values,
-            "token_level_scores": e.token_level_scores,
-            "token_level_rewards": e.token_level_rewards,
-            "advantages": e.advantages,
-            "returns": e.returns,
-            "policy_advantages": e.policy_advantages,
-        }
-        whitening = {
-            "mean": shortest_floats(self.moments.mean[None])[0],
-            "variance": shortest_floats(self.moments.variance[None])[0],
-            "count": int(self.moments.count),
-        }
-        rows = []
-        for row in kept:
-            length = int(rollout.response_lengths[row])
-            prompt_start = rollout.prompt_ids.shape[1] - int(rollout.prompt_lengths[row])
-            rows.append(
-                {
-                    "iteration": self.iteration,
-                    "row": row,
-                    "data_line": self.prompts.positions[row] + 1,
-                    "prompt": self.prompts.texts[row],
-                    "response": texts[row],
-                    "finish_reason": rollout.finish_reasons[row],
-                    "score": _score(self.scores, row),
-                    "beta": self.controls.beta,
-                    "whitening": whitening,
-                    "final_value": shortest_floats(e.final_values[row : row + 1])[0],
-                    "prompt_ids": rollout.prompt_ids[row, prompt_start:].tolist(),
-                    "response_ids": rollout.response_ids[row, :length].tolist(),
-                    "response_mask": rollout.response_mask[row, :length].tolist(),
-                    **{k: shortest_floats(v[row, :length]) for k, v in per_token.items()},
-                }
-            )
-        return rows
-
 
 def moments_events(moments: Moments, config: Config) -> list[Event]:
     """Fewer than two cells have no spread to divide by: they are centred only, and it is said."""
     if not config.advantage.whitens or int(moments.count) >= 2:
         return []
     return [Event("not_whitened", f"{int(moments.count)} cells count; they were centred only")]
-
-
-def _score(scores: Scores, row: int) -> float | None:
-    return shortest_floats(scores.values[row : row + 1])[0] if scores.scored[row] else None
