@@ -21,6 +21,29 @@ def what_follows(
     return torch.where(truncated, values_after, 0.0)
 
 
+def estimate_advantages(
+    estimator: str,
+    rewards: Float[Tensor, "rows response"],
+    values: Float[Tensor, "rows response"],
+    final_values: Float[Tensor, " rows"],
+    scores: Float[Tensor, " rows"],
+    greedy_scores: Float[Tensor, " rows"],
+    mask: Bool[Tensor, "rows response"],
+    gamma: float,
+    lam: float,
+    samples: int,
+) -> Float[Tensor, "rows response"]:
+    """Raw advantages by the estimator of that name; whitening is the caller's own line."""
+    match estimator:
+        case "gae":
+            return gae(rewards, values, final_values, mask, gamma, lam)
+        case "reinforce_plus_plus":
+            return reward_to_go(rewards, mask, gamma)
+        case "remax":
+            return remax(rewards, greedy_scores, mask, gamma)
+    return group_advantages(estimator, rewards, scores, mask, samples)
+
+
 def gae(
     rewards: Float[Tensor, "rows response"],
     values: Float[Tensor, "rows response"],
@@ -78,7 +101,8 @@ def group_advantages(
     """One advantage a row, the same on all its tokens: s against the group's baseline.
 
     A group is the `samples` neighbouring rows of one prompt; rows without a True cell are not in
-    it. A group whose raw scores are all equal says nothing, and gets 0.
+    it. A group whose raw scores are all equal says nothing, and gets 0. Rows are summed in
+    float64: in float32 the sum would depend, in its last bit, on how far the batch is padded.
 
         grpo                          (s - mean) / (std + 1e-6)
         dr_grpo                       s - mean
@@ -87,7 +111,8 @@ def group_advantages(
         opo                           s - mean weighted by length
     """
     there = mask.any(dim=1).view(-1, samples)
-    total = torch.where(there, rewards.sum(dim=1).view(-1, samples), 0.0)
+    row_sums = rewards.sum(dim=1, dtype=torch.float64).to(rewards.dtype)
+    total = torch.where(there, row_sums.view(-1, samples), 0.0)
     count = there.sum(dim=1, keepdim=True)
     mean = total.sum(dim=1, keepdim=True) / count.clamp(min=1)
     centred = torch.where(there, total - mean, 0.0)

@@ -1,6 +1,6 @@
 """One iteration of PPO, whole, in the order in which the data flows."""
 
-from tether.algo.advantages import what_follows
+from tether.algo.advantages import estimate_advantages, what_follows
 from tether.algo.kl import estimate_kl
 from tether.algo.masked import masked_moments, whiten
 from tether.algo.rewards import place_scores, shape_rewards
@@ -8,7 +8,6 @@ from tether.config import Config
 from tether.data.collate import join
 from tether.rollout.episode import Draw, single_turns
 from tether.train.controls import Controls
-from tether.train.estimate import estimate_advantages
 from tether.train.outcome import Clock, Outcome, moments_events
 from tether.train.roles import Roles
 from tether.train.scoring import score_greedy, score_rollout
@@ -51,7 +50,16 @@ def run_iteration(iteration: int, controls: Controls, roles: Roles, config: Conf
     # Was each token better than the critic expected? Returns teach it, advantages the actor.
     final_values = what_follows(values_after, rollout.truncated, config.advantage.truncation)
     advantages = estimate_advantages(
-        token_level_rewards, values, final_values, scores, greedy_scores, mask, config
+        config.advantage.estimator,
+        token_level_rewards,
+        values,
+        final_values,
+        scores.values,
+        greedy_scores,
+        mask,
+        config.advantage.gamma,
+        config.advantage.lam,
+        config.rollout.samples_per_prompt,
     )
     returns = advantages + values
     moments = masked_moments(advantages, mask)
