@@ -11,8 +11,8 @@ import tether
 SOURCE = Path(tether.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# types, config <- recipes <- algo <- models, data <- rollout, rewards <- train <- explain, api
-# <- cli
+# types, config <- recipes <- algo <- models, data <- rollout, rewards <- train <- explain, api,
+# view <- cli
 TIERS = [
     {"types", "config"},
     {"recipes"},
@@ -20,7 +20,7 @@ TIERS = [
     {"models", "data"},
     {"rollout", "rewards"},
     {"train"},
-    {"explain", "api"},
+    {"explain", "api", "view"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tether import __version__
-from tether.cli import check, evaluate, generate, listing, train
+from tether.cli import check, evaluate, generate, listing, train, view
 from tether.cli.text import complain
 from tether.errors import RunStopped, UserError
 
@@ -25,6 +25,7 @@ app.command("train", **train.COMMAND)(train.train)
 app.command("check", **check.COMMAND)(check.check)
 app.command("eval", **evaluate.COMMAND)(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("view")(view.view)
 app.command("recipes")(listing.recipes)
 app.command("runs")(listing.runs)
 

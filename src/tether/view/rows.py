@@ -1,0 +1,96 @@
+"""A row of rollouts/ in the shape that the page wants, whatever version wrote it."""
+
+from typing import Any
+
+from tether.view.table import as_number
+
+LOGGED = (
+    "rollout_log_probs",
+    "old_log_probs",
+    "ref_log_probs",
+    "new_log_probs",
+    "kl",
+    "token_level_scores",
+    "token_level_rewards",
+    "values",
+    "advantages",
+    "returns",
+    "policy_advantages",
+)
+LISTS = {*LOGGED, "prompt_ids", "response_ids", "response_tokens", "response_mask"}
+
+
+def length(row: dict[str, Any]) -> int:
+    ids = row.get("response_ids")
+    return len(ids) if isinstance(ids, list) else 0
+
+
+def sampled(row: dict[str, Any]) -> list[bool]:
+    """True where the policy drew the token; all of them in a file that does not say."""
+    mask, size = row.get("response_mask"), length(row)
+    if isinstance(mask, list) and len(mask) == size:
+        return [cell is True for cell in mask]
+    return [True] * size
+
+
+def is_usable(row: dict[str, Any]) -> bool:
+    """Whether the row was trained on; an older file only says whether it was scored."""
+    usable = row.get("usable")
+    return usable if isinstance(usable, bool) else row.get("score") is not None
+
+
+def tokens(row: dict[str, Any]) -> list[str]:
+    """The text of each token; an older file has only ids."""
+    pieces, ids = row.get("response_tokens"), row.get("response_ids")
+    if isinstance(pieces, list) and len(pieces) == length(row):
+        return [str(piece) for piece in pieces]
+    return [f"[{i}]" for i in ids] if isinstance(ids, list) else []
+
+
+def numbers(row: dict[str, Any], name: str) -> list[float] | None:
+    """A logged column, NaN where a cell is no number; None where the file has no such column."""
+    column = row.get(name)
+    if not isinstance(column, list) or len(column) != length(row):
+        return None
+    return [as_number(cell) for cell in column]
+
+
+def summary(number: int, row: dict[str, Any]) -> dict[str, Any]:
+    """The line of a row in the table of an iteration."""
+    mask = sampled(row)
+    return {
+        "row": number,
+        **{
+            name: row.get(name)
+            for name in ("data_line", "prompt", "response", "score", "finish_reason")
+        },
+        "usable": is_usable(row),
+        "length": length(row),
+        "kl": _sum_of_k1(row, mask),
+        "reward": _sum(numbers(row, "token_level_rewards"), mask),
+        "advantage": _mean(numbers(row, "advantages"), mask),
+    }
+
+
+def scalars(number: int, row: dict[str, Any]) -> dict[str, Any]:
+    """Everything in the row that is not a list a token."""
+    plain = {name: value for name, value in row.items() if name not in LISTS}
+    return {**plain, "row": number, "usable": is_usable(row)}
+
+
+def _sum_of_k1(row: dict[str, Any], mask: list[bool]) -> float | None:
+    old, ref = numbers(row, "old_log_probs"), numbers(row, "ref_log_probs")
+    if old is None or ref is None:
+        return None
+    return _sum([a - b for a, b in zip(old, ref, strict=True)], mask)
+
+
+def _sum(column: list[float] | None, mask: list[bool]) -> float | None:
+    if column is None:
+        return None
+    return sum(x for x, counts in zip(column, mask, strict=True) if counts)
+
+
+def _mean(column: list[float] | None, mask: list[bool]) -> float | None:
+    total, count = _sum(column, mask), sum(mask)
+    return None if total is None or not count else total / count

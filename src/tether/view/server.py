@@ -1,0 +1,188 @@
+"""The page's server: fixed paths, GET only, one process and one thread.
+
+Every handler is short and runs in the event loop: a few milliseconds of reading what is new. A
+name in a path is looked up in a listing of what there is, and never becomes part of a file name.
+"""
+
+import importlib.util
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tether.errors import UserError
+from tether.view import answers
+from tether.view.guard import Guard
+from tether.view.source import Folder, Run
+
+STATIC = Path(__file__).parent / "static"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+def serve(folder: Folder, host: str, port: int, demo: bool, ready: Callable[[str], None]) -> None:
+    """Serve until interrupted; `ready` is told the address once it answers."""
+    with bind(host, port) as listener:
+        port = listener.getsockname()[1]
+        app = make_app(folder, host, port, demo)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", ws="none",
+            server_header=False,
+        )  # fmt: skip
+        shown = f"[{host}]" if ":" in host else host
+        ready(f"http://{shown}:{port}")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        if isinstance(error, socket.gaierror):
+            raise UserError(f"--host {host} is no address of this machine.") from None
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise UserError(
+            f"--port {port} on {host} cannot be used: {reason}; write another, such as "
+            f"--port {8378 if port == 8377 else 8377}."
+        ) from None
+
+
+def make_app(folder: Folder, host: str, port: int, demo: bool = False) -> Guard:
+    pages = Pages(folder, demo)
+    run = "/api/runs/{run}"
+    routes = [
+        Route("/", pages.index),
+        Route("/static/{name}", pages.static),
+        Route("/plotly.min.js", pages.plotly),
+        Route("/api/runs", pages.runs),
+        Route(run, pages.run),
+        Route(f"{run}/series", pages.series),
+        Route(f"{run}/evals", pages.evals),
+        Route(f"{run}/events", pages.events),
+        Route(f"{run}/rollouts/{{iteration}}", pages.rows),
+        Route(f"{run}/rollouts/{{iteration}}/{{row}}", pages.row),
+        Route(f"{run}/rollouts/{{iteration}}/{{row}}/whatif", pages.what_if),
+    ]
+    handlers = {
+        HTTPException: _say_http,
+        answers.NotFound: _say(404),
+        UserError: _say(400),
+        Exception: _say_broken,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Guard(app, host, port)
+
+
+class Pages:
+    """One method a path."""
+
+    def __init__(self, folder: Folder, demo: bool) -> None:
+        self.folder, self.demo = folder, demo
+
+    async def index(self, request: Request) -> Response:
+        return _file(STATIC / "index.html")
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in static_names():
+            raise answers.NotFound("There is no such file.")
+        return _file(STATIC / name)
+
+    async def plotly(self, request: Request) -> Response:
+        return _file(plotly_file())
+
+    async def runs(self, request: Request) -> Response:
+        return _json(answers.list_runs(self.folder, self.demo))
+
+    async def run(self, request: Request) -> Response:
+        return _json(answers.describe_run(self._run(request)))
+
+    async def series(self, request: Request) -> Response:
+        query = request.query_params
+        names = list(dict.fromkeys(name for name in query.get("names", "").split(",") if name))
+        since, generation = _count(query.get("since", "0"), "since"), query.get("generation")
+        known = None if generation is None else _count(generation, "generation")
+        return _json(answers.read_series(self._run(request), names, since, known))
+
+    async def evals(self, request: Request) -> Response:
+        return _json(answers.read_evals(self._run(request)))
+
+    async def events(self, request: Request) -> Response:
+        query = request.query_params
+        offset = _count(query.get("offset", "0"), "offset")
+        limit = _count(query.get("limit", "100"), "limit")
+        return _json(answers.read_events(self._run(request), offset, limit))
+
+    async def rows(self, request: Request) -> Response:
+        return _json(answers.list_rows(self._run(request), _number(request, "iteration")))
+
+    async def row(self, request: Request) -> Response:
+        iteration, row = _number(request, "iteration"), _number(request, "row")
+        return _json(answers.describe_row(self._run(request), iteration, row))
+
+    async def what_if(self, request: Request) -> Response:
+        iteration, row = _number(request, "iteration"), _number(request, "row")
+        return _json(answers.what_if(self._run(request), iteration, row, request.query_params))
+
+    def _run(self, request: Request) -> Run:
+        run = self.folder.runs().get(request.path_params["run"])
+        if run is None:
+            raise answers.NotFound("There is no such run.")
+        return run
+
+
+def static_names() -> set[str]:
+    """The page's own files."""
+    return {path.name for path in STATIC.iterdir() if path.suffix in TYPES and path.is_file()}
+
+
+def plotly_file() -> Path:
+    """plotly's JavaScript where its package has it; the package itself is not imported."""
+    spec = importlib.util.find_spec("plotly")
+    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
+
+
+def _file(path: Path) -> Response:
+    return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+
+
+def _json(body: answers.Body, status: int = 200) -> Response:
+    return Response(answers.to_json(body), status, media_type="application/json")
+
+
+def _count(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise UserError(f"{name} is {text[:40]!r}, but it is a whole number from 0 on.")
+    return int(text)
+
+
+def _number(request: Request, name: str) -> int:
+    """A number in a path; anything else names nothing."""
+    text = request.path_params[name]
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise answers.NotFound(f"There is no such {name}.")
+    return int(text)
+
+
+def _say(status: int) -> Callable[[Request, Exception], Response]:
+    return lambda request, error: _json({"error": str(error)}, status)
+
+
+def _say_http(request: Request, error: HTTPException) -> Response:
+    return _json({"error": error.detail}, error.status_code)
+
+
+def _say_broken(request: Request, error: Exception) -> Response:
+    return _json({"error": "This could not be shown; the terminal says why."}, 500)

@@ -1,0 +1,295 @@
+"""A row's journey again: from its log-probs to its objective, by the trainer's own functions.
+
+The order is that of `train/iteration.py`. At the run's own settings every number equals the file's
+bit for bit. At other settings two things cannot be known from the file, and the note says so: the
+moments of rows that were not kept, and what the critic would have learnt instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tether.algo.advantages import estimate_advantages, gae
+from tether.algo.kl import estimate_kl
+from tether.algo.losses import (
+    PolicyLoss,
+    cispo_policy_loss,
+    clip_policy_loss,
+    dual_clip,
+    gspo_policy_loss,
+)
+from tether.algo.masked import masked_moments, whiten
+from tether.algo.rewards import place_scores, shape_rewards
+from tether.config import GROUP_ESTIMATORS
+from tether.types import Moments
+from tether.view.rows import LOGGED, is_usable, length, numbers, sampled
+from tether.view.settings import Settings
+from tether.view.source import Rows
+from tether.view.table import as_number
+
+torch.set_num_threads(1)  # the page must not take cores from a run
+
+NEEDED = tuple(name for name in LOGGED if name != "rollout_log_probs")
+COMPUTED = ("td_errors", "ratio", "objective")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows of one file as tensors, group by group; a row that is not there counts nowhere."""
+
+    slot_of: dict[int, int]  # row number -> row of the tensors
+    complete_groups: frozenset[int]
+    lengths: dict[int, int]
+    mask: Bool[Tensor, "rows response"]
+    logged: dict[str, Float[Tensor, "rows response"]]
+    scores: Float[Tensor, " rows"]
+    greedy_scores: Float[Tensor, " rows"]
+    final_values: Float[Tensor, " rows"]
+    moments: Moments
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What the page shows of every token, for all rows."""
+
+    columns: dict[str, Float[Tensor, "rows response"]]
+    loss: PolicyLoss
+    dual: Bool[Tensor, "rows response"]
+
+
+@dataclass(frozen=True)
+class Journey:
+    """One row's columns; None where the file lacks what they are computed from."""
+
+    columns: dict[str, list[float] | None]
+    clip: list[str]
+
+    def totals(self) -> dict[str, float | int | None]:
+        return {
+            "reward": _total(self.columns["token_level_rewards"]),
+            "clipped": sum(bool(mark) for mark in self.clip),
+            "objective": _total(self.columns["objective"]),
+        }
+
+
+def logged_journey(rows: Rows, number: int, own: Settings, kind: str, samples: int) -> Journey:
+    """A row as it was, with what follows from its numbers at the run's own settings."""
+    kept = read_kept(rows, samples)
+    if number not in kept.slot_of:
+        return _nothing(rows, number)
+    return _row_of(from_log(kept, own, kind), kept, number)
+
+
+def recompute(
+    rows: Rows, number: int, own: Settings, settings: Settings, kind: str, samples: int
+) -> tuple[Journey, Journey, str | None]:
+    """(as it was, as it would be, what to keep in mind)."""
+    kept = read_kept(rows, samples)
+    if number not in kept.slot_of:
+        nothing = _nothing(rows, number)
+        return nothing, nothing, "This row lacks columns, so nothing can be computed from it."
+    before = _row_of(from_log(kept, own, kind), kept, number)
+    after = _row_of(from_settings(kept, settings, kind, samples), kept, number)
+    return before, after, _note(kept, number, own, settings, kind, samples)
+
+
+@lru_cache(maxsize=2)
+def read_kept(rows: Rows, samples: int) -> Kept:
+    """Tensors of the rows that are whole. Their width changes no number."""
+    whole = {n: row for n, row in rows.by_number.items() if n >= 0 and _is_whole(row)}
+    groups = sorted({number // samples for number in whole})
+    slots = [group * samples + offset for group in groups for offset in range(samples)]
+    slot_of = {number: slot for slot, number in enumerate(slots) if number in whole}
+    width = max((length(row) for row in whole.values()), default=1) or 1
+    present = [whole.get(number) for number in slots]
+
+    def cells(name: str) -> Tensor:
+        return _padded([numbers(row, name) if row else [] for row in present], width)
+
+    def scalar(name: str) -> Tensor:
+        return torch.tensor([_known(row, name) for row in present], dtype=torch.float32)
+
+    mask = [sampled(row) if row and is_usable(row) else [] for row in present]
+    whitening = next(iter(whole.values()), {}).get("whitening", {})
+    return Kept(
+        slot_of=slot_of,
+        complete_groups=frozenset(
+            g for g in groups if all(g * samples + i in slot_of for i in range(samples))
+        ),
+        lengths={number: length(row) for number, row in whole.items()},
+        mask=_padded(mask, width).bool(),
+        logged={name: cells(name) for name in NEEDED},
+        scores=scalar("score"),
+        greedy_scores=scalar("greedy_score"),
+        final_values=scalar("final_value"),
+        moments=Moments(
+            mean=torch.tensor(_known(whitening, "mean"), dtype=torch.float32),
+            variance=torch.tensor(_known(whitening, "variance"), dtype=torch.float32),
+            count=torch.tensor(int(_known(whitening, "count"))),
+        ),
+    )
+
+
+def from_log(kept: Kept, own: Settings, kind: str) -> Stages:
+    """The logged numbers, and what follows from them."""
+    return _finish(kept, kept.logged, own, kind)
+
+
+def from_settings(kept: Kept, settings: Settings, kind: str, samples: int) -> Stages:
+    """Everything from the log-probs on, in the order of an iteration."""
+    mask, logged = kept.mask, kept.logged
+    kl = estimate_kl(settings.kl_estimator, logged["old_log_probs"], logged["ref_log_probs"], mask)
+    token_level_scores = place_scores(kept.scores, mask)
+    rewards = shape_rewards(token_level_scores, kl, settings.beta)
+    values = logged["values"] if settings.estimator == "gae" else torch.zeros_like(rewards)
+    advantages = estimate_advantages(
+        settings.estimator,
+        rewards,
+        values,
+        kept.final_values,
+        kept.scores,
+        kept.greedy_scores,
+        mask,
+        settings.gamma,
+        settings.lam,
+        samples,
+    )
+    returns = advantages + values
+    moments = _moved(kept, advantages)
+    policy_advantages = whiten(advantages, mask, moments) if settings.whiten else advantages
+    recomputed = {
+        "kl": kl,
+        "token_level_scores": token_level_scores,
+        "token_level_rewards": rewards,
+        "values": values,
+        "advantages": advantages,
+        "returns": returns,
+        "policy_advantages": policy_advantages,
+    }
+    return _finish(kept, {**logged, **recomputed}, settings, kind)
+
+
+def _moved(kept: Kept, advantages: Float[Tensor, "rows response"]) -> Moments:
+    """The batch's moments, moved as those of the kept rows move: not at all at own settings."""
+    was = masked_moments(kept.logged["advantages"], kept.mask)
+    now = masked_moments(advantages, kept.mask)
+    spread = torch.where(was.variance > 0, now.variance / was.variance, 1.0)
+    return Moments(
+        mean=kept.moments.mean + (now.mean - was.mean),
+        variance=kept.moments.variance * spread,
+        count=kept.moments.count,
+    )
+
+
+def _finish(kept: Kept, columns: dict[str, Tensor], settings: Settings, kind: str) -> Stages:
+    mask = kept.mask
+    final_values = kept.final_values
+    if settings.estimator != "gae":
+        final_values = torch.zeros_like(final_values)
+    td_errors = gae(  # lambda 0 leaves the one-step error alone
+        columns["token_level_rewards"],
+        columns["values"],
+        final_values,
+        mask,
+        settings.gamma,
+        lam=0.0,
+    )
+    plain, held = _policy_loss(kept, columns["policy_advantages"], settings, kind)
+    computed = {
+        "td_errors": td_errors,
+        "ratio": torch.where(mask, held.ratio, 0.0),
+        "objective": torch.where(mask, -held.per_token, 0.0),
+    }
+    return Stages({**columns, **computed}, plain, held.clipped_high & ~plain.clipped_high)
+
+
+def _policy_loss(
+    kept: Kept, advantages: Float[Tensor, "rows response"], settings: Settings, kind: str
+) -> tuple[PolicyLoss, PolicyLoss]:
+    """The loss without and with the dual clip. Kinds without a clip have the bare surrogate."""
+    new, old = kept.logged["new_log_probs"], kept.logged["old_log_probs"]
+    low = 1.0 if settings.eps_low is None else settings.eps_low
+    high = float("inf") if settings.eps_high is None else settings.eps_high
+    match kind:
+        case "gspo":
+            loss = gspo_policy_loss(new, old, advantages, kept.mask, low, high)
+        case "cispo":
+            loss = cispo_policy_loss(new, old, advantages, low, high)
+        case _:
+            loss = clip_policy_loss(new, old, advantages, low, high)
+    if settings.dual_clip is None or kind == "cispo":
+        return loss, loss
+    return loss, dual_clip(loss, advantages, settings.dual_clip)
+
+
+def _row_of(stages: Stages, kept: Kept, number: int) -> Journey:
+    slot, size = kept.slot_of[number], kept.lengths[number]
+
+    def cut(x: Tensor) -> list[Any]:
+        return x[slot, :size].tolist()
+
+    mask, loss = kept.mask, stages.loss
+    marks = zip(
+        cut(loss.clipped_high & mask),
+        cut(loss.clipped_low & mask),
+        cut(stages.dual & mask),
+        strict=True,
+    )
+    return Journey(
+        columns={name: cut(x) for name, x in stages.columns.items()},
+        clip=[
+            "high" if high else "low" if low else "dual" if dual else ""
+            for high, low, dual in marks
+        ],
+    )
+
+
+def _nothing(rows: Rows, number: int) -> Journey:
+    row = rows.by_number[number]
+    logged = {name: numbers(row, name) for name in NEEDED}
+    return Journey({**logged, **dict.fromkeys(COMPUTED)}, [""] * length(row))
+
+
+def _note(
+    kept: Kept, number: int, own: Settings, settings: Settings, kind: str, samples: int
+) -> str | None:
+    sentences = []
+    if settings != own and settings.whiten:
+        sentences.append(
+            f"Whitening saw the whole batch, of which {len(kept.slot_of)} rows are kept: its "
+            f"mean and variance are moved as theirs are."
+        )
+    if settings != own and settings.estimator == "gae":
+        sentences.append("The critic's values stay as they were logged.")
+    if settings.estimator in GROUP_ESTIMATORS and number // samples not in kept.complete_groups:
+        sentences.append("Rows of this group are missing: its baseline is that of the others.")
+    if kind not in ("clip", "gspo", "cispo"):
+        sentences.append(
+            f"The update was {kind}; the objective shown is ratio x advantage, clipped if asked."
+        )
+    return " ".join(sentences) or None
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    columns = all(numbers(row, name) is not None for name in NEEDED)
+    return columns and length(row) > 0 and isinstance(row.get("whitening"), dict)
+
+
+def _known(mapping: dict[str, Any] | None, name: str) -> float:
+    """A number of a row; 0 where there is none, as an unscored row trains with 0."""
+    value = as_number((mapping or {}).get(name))
+    return value if value == value else 0.0
+
+
+def _padded(rows: Sequence[Sequence[float]], width: int) -> Float[Tensor, "rows width"]:
+    padded = [[*row, *[0.0] * (width - len(row))] for row in rows] or [[0.0] * width]
+    return torch.tensor(padded, dtype=torch.float32)
+
+
+def _total(column: list[float] | None) -> float | None:
+    return None if column is None else sum(column)
