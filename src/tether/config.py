@@ -88,6 +88,8 @@ class DataSection(Section):
     """a longer prompt is refused before training, by row"""
     shuffle: bool = True
     """a fresh order each data pass; without it, file order"""
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
+    """what a broken row does: stop before training, with its line, or be left out and named"""
 
 
 class RolloutSection(Section):
@@ -401,9 +403,11 @@ class TrainSection(Section):
     eval_prompts: PositiveInt = 512
     """held-out prompts an evaluation uses, from the top of the file"""
     checkpoint_every: NonNegativeInt = 0
-    """save every so many iterations, besides at the end; 0 = never"""
+    """save every so many iterations, besides at the end and on a signal; 0 = never"""
     keep_last: PositiveInt = 2
-    """checkpoints kept"""
+    """newest checkpoints kept"""
+    keep_best: NonNegativeInt = 1
+    """checkpoints kept besides for their held-out score, among those that were evaluated"""
 
 
 class Config(Section):
@@ -439,6 +443,10 @@ class Config(Section):
     @cached_property
     def has_critic(self) -> bool:
         return self.advantage.needs_critic
+
+    @cached_property
+    def refreshes_reference(self) -> bool:
+        return self.kl.needs_reference and self.kl.refresh_reference_every > 0
 
     @cached_property
     def critic_lr(self) -> float:
@@ -523,10 +531,12 @@ class Config(Section):
             )
         return self
 
-    def to_yaml(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
         """The resolved config; `run.dir` is left out, as it is where the file itself lies."""
-        values = self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
 
 def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -62,7 +62,7 @@ def test_a_prompt_of_just_the_most_tokens_is_taken(load):
     ("content", "reason"), [(b"", "no rows"), (b'{"prompt": "\xff"}\n', "UTF-8")]
 )
 def test_a_file_without_rows_or_in_another_encoding_is_refused_by_name(load, content, reason):
-    with pytest.raises(UserError, match=rf"rows\.jsonl .*{reason}"):
+    with pytest.raises(UserError, match=rf"rows\.jsonl.*{reason}"):
         load(content)
 
 

@@ -3,7 +3,8 @@ import torch
 
 from tether.errors import UserError
 from tether.run.events import Event
-from tether.run.reader import find_runs, latest_checkpoint, read_lines
+from tether.run.checkpoints import latest_checkpoint
+from tether.run.reader import find_runs, read_lines
 from tether.run.writer import RunWriter, shortest_floats
 
 
@@ -61,5 +62,5 @@ def test_only_folders_with_a_config_are_runs(tmp_path, writer):
 
 
 def test_a_run_without_a_checkpoint_says_so(writer):
-    with pytest.raises(UserError, match="no checkpoint"):
+    with pytest.raises(UserError, match="no whole checkpoint yet"):
         latest_checkpoint(writer.directory)

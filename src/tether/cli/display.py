@@ -52,6 +52,10 @@ class Display(Watcher):
             f"actor {c.model.actor}, threads {c.threads}, seed {c.seed}"
         )
 
+    def resumed(self, iterations_done: int, checkpoint: Path | None) -> None:
+        where = "there is no checkpoint yet" if checkpoint is None else f"checkpoint {checkpoint}"
+        self._say(f"resuming   after {iterations_done} iterations: {where}")
+
     def warned(self, warning: str) -> None:
         self._say(f"warning    {warning}")
 
@@ -98,9 +102,13 @@ class Display(Watcher):
     def summary(self, result: Result) -> None:
         c, seconds = self.config, f"{result.train_seconds:.0f} s"
         done = f"{result.iterations_done} of {c.train.iterations} iterations"
+        if result.resumed_from == result.iterations_done and result.interrupted is None:
+            self._say(f"{result.run} is finished: {done} were done already.")
+            return
         if result.interrupted is not None:
             reached = "" if self.score is None else f" at a score of {self.score:.3f}"
-            self._say(f"stopped by {result.interrupted.name} after {done}{reached}; weights saved.")
+            self._say(f"stopped by {result.interrupted.name} after {done}{reached}; all saved.")
+            self._say(f"Go on:     tether resume {result.run}")
         if result.after is not None and result.iterations_done:
             self.console.print()
             self.console.print(results_table(result.before, result.after), markup=False)

@@ -1,8 +1,9 @@
 """Prompt files: read, checked and tokenised before training, then taken by iteration."""
 
+import codecs
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ class PromptSet:
     """All prompts of one file, in file order."""
 
     prompts: Prompts
+    broken: list[str] = field(default_factory=list)  # rows that were left out, and why
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -51,69 +53,122 @@ class PromptSet:
         )
 
 
-def load_prompts(path: str, data: DataSection, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
-    """Every row, checked; a broken one is refused with its file and line."""
-    rows = read_rows(path)
-    texts, ids = [], []
-    for line, row in enumerate(rows, start=1):
-        where = f"{path}, line {line}"
-        text = _prompt_text(row, data.prompt_column, where)
-        tokens = render_prompt(tokenizer, text, data.system_prompt)
-        if len(tokens) > data.max_prompt_tokens:
-            raise UserError(
-                f"{where}: the prompt has {len(tokens)} tokens, more than data.max_prompt_tokens "
-                f"= {data.max_prompt_tokens}; shorten it or raise the limit."
-            )
-        texts.append(text)
-        ids.append(tokens)
-    columns = [{k: v for k, v in row.items() if k != data.prompt_column} for row in rows]
-    return PromptSet(Prompts(texts, ids, columns, positions=list(range(len(rows)))))
+def load_prompts(
+    path: str,
+    data: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Sequence[str] = (),
+    context: int | None = None,
+) -> PromptSet:
+    """Every row, checked. A broken one is refused with its file and line, or left out and named.
+
+    `columns` must be there besides the prompt; `context` is how many tokens a prompt may have for
+    the model's sake.
+    """
+    found, broken = Prompts([], [], [], []), []
+    for position, line in enumerate(_read_lines(path)):
+        try:
+            row = _parse_line(line)
+            text = _prompt_text(row, data.prompt_column)
+            ids = _tokens(text, data, tokenizer, context)
+            _require(columns, row, data.prompt_column)
+        except BadRow as problem:
+            where = f"{path}, line {position + 1}: {problem}"
+            if data.on_bad_row == "refuse":
+                raise UserError(where) from None
+            broken.append(where)
+            continue
+        found.texts.append(text)
+        found.ids.append(ids)
+        found.columns.append({k: v for k, v in row.items() if k != data.prompt_column})
+        found.positions.append(position)
+    if not found.ids:
+        first = f" that can be used; {broken[0]}" if broken else "; write one JSON object a line."
+        raise UserError(f"{path} has no rows{first}")
+    return PromptSet(found, broken)
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
-    """A JSON-lines file as one dict a line."""
+    """A JSON-lines file as one dict a line, whatever its columns are."""
+    rows = []
+    for number, line in enumerate(_read_lines(path), start=1):
+        try:
+            rows.append(_parse_line(line))
+        except BadRow as problem:
+            raise UserError(f"{path}, line {number}: {problem}") from None
+    return rows
+
+
+class BadRow(Exception):
+    """What is wrong with one row, and what to write instead."""
+
+
+def _read_lines(path: str) -> list[bytes]:
     try:
-        text = assets.resolve(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text; save it as UTF-8 JSON lines.") from None
+        content = assets.resolve(path).read_bytes()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(
             f"{path} cannot be opened: {reason}; check data.train and data.heldout."
         ) from None
     # Only a line feed ends a line: JSON text may hold other separators, such as U+2028.
-    lines = text.removesuffix("\n").split("\n") if text else []
-    rows = [
-        _parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)
-    ]
-    if not rows:
-        raise UserError(f"{path} has no rows; write one JSON object a line.")
-    return rows
+    content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+    return content.split(b"\n") if content else []
 
 
-def _parse_line(line: str, where: str) -> dict[str, Any]:
+def _parse_line(line: bytes) -> dict[str, Any]:
     if not line.strip():
-        raise UserError(f"{where} is empty; write one JSON object a line.")
+        raise BadRow("it is empty; write one JSON object a line.")
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BadRow("it is not UTF-8; save the file as UTF-8 JSON lines.") from None
+    except RecursionError:
+        raise BadRow("it is nested too deeply; write one flat object a line.") from None
     except ValueError as error:
-        raise UserError(f"{where} is not JSON ({error}); write one object a line.") from None
+        raise BadRow(f"it is not JSON ({error}); write one object a line.") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where} holds {type(row).__name__}, not an object with columns.")
+        raise BadRow(f"it holds {type(row).__name__}, not an object with columns.")
     return row
 
 
-def _prompt_text(row: dict[str, Any], column: str, where: str) -> str:
+def _prompt_text(row: dict[str, Any], column: str) -> str:
     if column not in row:
-        raise UserError(
-            f"{where} has no column {column!r} (it has {', '.join(row) or 'none'}); "
-            f"set data.prompt_column."
-        )
+        raise BadRow(f"it has no column {column!r} (it has {_names(row)}); set data.prompt_column.")
     text = row[column]
     if not isinstance(text, str):
-        raise UserError(f"{where}: {column!r} is {type(text).__name__}, not text.")
+        raise BadRow(f"{column!r} is {type(text).__name__}, not text.")
     if not text.strip():
-        raise UserError(f"{where}: the prompt is empty.")
+        raise BadRow("the prompt is empty.")
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise UserError(f"{where}: the prompt holds half a surrogate pair, which is no text.")
+        raise BadRow("the prompt holds half a surrogate pair, which is no text.")
     return text
+
+
+def _tokens(
+    text: str, data: DataSection, tokenizer: PreTrainedTokenizerBase, context: int | None
+) -> list[int]:
+    ids = render_prompt(tokenizer, text, data.system_prompt)
+    if len(ids) > data.max_prompt_tokens:
+        raise BadRow(
+            f"the prompt has {len(ids)} tokens, more than data.max_prompt_tokens = "
+            f"{data.max_prompt_tokens}; shorten it or raise the limit."
+        )
+    if context is not None and len(ids) > context:
+        raise BadRow(
+            f"the prompt has {len(ids)} tokens, but the model's positions leave room for {context} "
+            f"beside rollout.max_response_tokens; shorten it or lower that."
+        )
+    return ids
+
+
+def _require(columns: Sequence[str], row: dict[str, Any], prompt_column: str) -> None:
+    for name in columns:
+        if name not in row or name == prompt_column:
+            raise BadRow(
+                f"the reward asks for {name!r}, but the row has only the columns {_names(row)}."
+            )
+
+
+def _names(row: dict[str, Any]) -> str:
+    return ", ".join(row) or "none"

@@ -33,17 +33,22 @@ def load_reward(kind: str) -> Reward:
     return function
 
 
-def check_arguments(function: Reward, rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Refuse a reward that asks for a column which a data row does not have."""
+def wanted_columns(function: Reward) -> list[str]:
+    """Columns of a data row that the reward cannot do without."""
     if not callable(function):
         raise UserError(f"The reward is {function!r}, which is not a function.")
-    wanted = [
+    return [
         name
         for name, p in inspect.signature(function).parameters.items()
         if p.default is p.empty
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         and name not in ROW_ARGUMENTS
     ]
+
+
+def check_arguments(function: Reward, rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Refuse a reward that asks for a column which a data row does not have."""
+    wanted = wanted_columns(function)
     for line, row in enumerate(rows, start=1):
         missing = [name for name in wanted if name not in row]
         if missing:

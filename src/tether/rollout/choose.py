@@ -33,4 +33,6 @@ def inverse_cdf(
     # Scaled by the total, u stays below the last cumulative value whatever the rounding; since a
     # token of probability 0 does not raise the sum, it is never the first to exceed u.
     target = u[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    place = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    # A NaN has no place; any id will do, as its log-prob tells that the row cannot be used.
+    return place.clamp(max=log_probs.shape[1] - 1)

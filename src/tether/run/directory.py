@@ -1,9 +1,11 @@
 """Where runs lie, and the names of the files in one."""
 
+import os
 import shutil
 from pathlib import Path
 
 from tether.errors import UserError
+from tether.run.lock import LOCK, is_being_written
 
 SCHEMA = 1
 RUNS = Path("runs")
@@ -23,10 +25,14 @@ def create_run_directory(directory: Path | None, name: str, overwrite: bool) -> 
     if directory is None:
         return _next_free(name)
     refuse_taken(directory, overwrite)
-    if directory.exists():
-        shutil.rmtree(directory)
+    if is_run(directory):
+        # By a rename first: a kill in the middle must not leave half a run in its place.
+        replaced = directory.with_name(f".{directory.name}-replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.rename(directory, replaced)
+        shutil.rmtree(replaced)
     try:
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.dir {directory} cannot be made: {error.strerror}.") from None
     return directory
@@ -34,14 +40,27 @@ def create_run_directory(directory: Path | None, name: str, overwrite: bool) -> 
 
 def refuse_taken(directory: Path | None, overwrite: bool) -> None:
     """Only a run may be replaced, and only when asked; nothing else that exists is touched."""
-    if directory is None or not directory.exists():
+    if directory is None or not directory.exists() or _is_bare(directory):
         return
-    if not ((directory / CONFIG).is_file() and (directory / METRICS).is_file()):
+    ours = any((directory / name).is_file() for name in (METRICS, LOCK))
+    if not (is_run(directory) and ours):  # a config.yaml alone may be anybody's
         raise UserError(f"run.dir {directory} exists and is no run; choose another.")
     if not overwrite:
         raise UserError(
-            f"run.dir {directory} exists; choose another, or replace it by --run.overwrite true."
+            f"run.dir {directory} exists; choose another, go on with it by --resume, or replace "
+            f"it by --run.overwrite true."
         )
+    if is_being_written(directory):
+        raise UserError(f"run.dir {directory} is being written by another process.")
+
+
+def is_run(directory: Path) -> bool:
+    return (directory / CONFIG).is_file()
+
+
+def _is_bare(directory: Path) -> bool:
+    """Empty, or left by a process that was killed before it wrote the config."""
+    return directory.is_dir() and {path.name for path in directory.iterdir()} <= {LOCK}
 
 
 def _next_free(name: str) -> Path:

@@ -5,11 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.errors import UserError
-from tether.run.directory import CHECKPOINTS, CONFIG, LATEST
-
-
-def is_run(directory: Path) -> bool:
-    return (directory / CONFIG).is_file()
+from tether.run.directory import is_run
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -24,13 +20,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             raise UserError(f"{path}, line {number} is not JSON; the file is damaged.") from None
     return records
-
-
-def latest_checkpoint(run: Path) -> Path:
-    pointer = run / CHECKPOINTS / LATEST
-    if not pointer.is_file():
-        raise UserError(f"{run} has no checkpoint yet.")
-    return run / CHECKPOINTS / pointer.read_text(encoding="utf-8").strip()
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Writing a run: one JSON object a line, flushed every iteration, readable meanwhile."""
+"""Writing a run: one JSON object a line, on its way to the disk at once, readable meanwhile."""
 
 import json
 import math
@@ -9,19 +9,22 @@ from typing import Any
 
 from torch import Tensor
 
+from tether.errors import RunStopped
+from tether.run.checkpoints import sync
 from tether.run.directory import CONFIG, EVALS, EVENTS, METRICS, ROLLOUTS, SCHEMA, TIMINGS
 from tether.run.events import Event
 
 
 class RunWriter:
-    """The files of one run but its checkpoints."""
+    """The files of one run but its checkpoints. `attempt` counts how often it was started."""
 
-    def __init__(self, directory: Path, config_yaml: str) -> None:
+    def __init__(self, directory: Path, config_yaml: str, attempt: int = 1) -> None:
         self.directory = directory
-        (directory / ROLLOUTS).mkdir()
-        (directory / CONFIG).write_text(config_yaml, encoding="utf-8")
+        self.attempt = attempt
+        (directory / ROLLOUTS).mkdir(exist_ok=True)
+        self._replace(directory / CONFIG, config_yaml)
         self.files = {
-            name: (directory / name).open("a", encoding="utf-8")
+            name: (directory / name).open("ab", buffering=0)
             for name in (METRICS, TIMINGS, EVALS, EVENTS)
         }
 
@@ -37,22 +40,77 @@ class RunWriter:
     def events(self, iteration: int, events: Sequence[Event]) -> None:
         for event in events:
             record = {"iteration": iteration, "kind": event.kind, "row": event.row}
-            self._append(EVENTS, {**record, "message": event.message, "attempt": 1})
+            self._append(EVENTS, {**record, "message": event.message, "attempt": self.attempt})
 
     def rollouts(self, iteration: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Whole or not at all: a reader never sees half a file."""
         path = self.directory / ROLLOUTS / f"{iteration:06d}.jsonl"
-        staged = path.with_suffix(".tmp")
-        staged.write_text("".join(_line(row) for row in rows), encoding="utf-8")
-        os.replace(staged, path)
+        self._replace(path, "".join(_line(row) for row in rows))
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk: a checkpoint must not outlive them."""
+        for file in self.files.values():
+            os.fsync(file.fileno())
+        sync(self.directory / ROLLOUTS)
+        sync(self.directory)
 
     def close(self) -> None:
         for file in self.files.values():
             file.close()
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        self.files[name].write(_line(record))
-        self.files[name].flush()
+        """The whole line, or none of it."""
+        file, line = self.files[name], _line(record).encode("utf-8")
+        before = os.fstat(file.fileno()).st_size
+        try:
+            if file.write(line) < len(line):
+                raise OSError(None, "no room for a whole line")
+        except OSError as error:
+            os.ftruncate(file.fileno(), before)
+            raise self._cannot_write(self.directory / name, error) from None
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Whole or not at all: a reader never sees half a file."""
+        staged = path.with_suffix(".tmp")
+        try:
+            staged.write_text(text, encoding="utf-8")
+            sync(staged)
+            os.replace(staged, path)
+        except OSError as error:
+            staged.unlink(missing_ok=True)
+            raise self._cannot_write(path, error) from None
+
+    def _cannot_write(self, path: Path, error: OSError) -> RunStopped:
+        reason = (error.strerror or str(error)).lower()
+        return RunStopped(
+            f"{path} could not be written: {reason}. Make room, then `tether resume "
+            f"{self.directory}` goes on."
+        )
+
+
+def cut_back(run: Path, iterations_done: int) -> None:
+    """Make the run's files what they were after so many iterations: later lines and rollouts go,
+    and so does what a kill left half written. Events stay: they did happen."""
+    _cut(run / METRICS, iterations_done)
+    _cut(run / TIMINGS, iterations_done)
+    _cut(run / EVALS, iterations_done + 1)  # made with the weights after that many iterations
+    _cut(run / EVENTS, None)
+    for path in (run / ROLLOUTS).glob("*"):
+        if path.suffix == ".tmp" or int(path.stem) >= iterations_done:
+            path.unlink()
+
+
+def _cut(path: Path, before: int | None) -> None:
+    """Keep the whole lines at the top whose iteration comes before that one."""
+    if not path.exists():
+        return
+    kept = 0
+    with path.open("rb") as file:
+        for line in file:
+            whole = line.endswith(b"\n")
+            if not whole or (before is not None and json.loads(line)["iteration"] >= before):
+                break
+            kept += len(line)
+    os.truncate(path, kept)
 
 
 def shortest_floats(x: Tensor) -> list[float]:

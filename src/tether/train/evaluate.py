@@ -1,14 +1,18 @@
 """How good is the policy on prompts it was not trained on? Greedy and sampled, with intervals."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tether.algo.kl import k1
 from tether.config import Config
 from tether.data.collate import join
 from tether.rollout.episode import Draw, Greedy, single_turns
+from tether.run.directory import EVALS
 from tether.run.events import Event
+from tether.run.reader import read_lines
 from tether.train.roles import Roles
 from tether.train.scoring import score_responses
 from tether.types import Prompts, Scores
@@ -39,6 +43,17 @@ class Evaluation:
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":
+        """Back from a line of evals.jsonl."""
+        greedy, sampled = (Estimate(**record[name]) for name in ("greedy", "sampled"))
+        return cls(record["iteration"], greedy, sampled, record["kl"])
+
+
+def read_evaluations(run: Path) -> list[Evaluation]:
+    """Those that a run has made so far."""
+    return [Evaluation.from_record(record) for record in read_lines(run / EVALS)]
 
 
 def evaluate(

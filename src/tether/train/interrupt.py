@@ -1,9 +1,16 @@
-"""Ctrl-C and SIGTERM: the first lets the iteration under way finish, the second ends at once."""
+"""Ctrl-C and SIGTERM: what is only being sampled or scored is dropped, what moves weights or
+writes files is finished; then the state is saved. A second signal ends at once."""
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
+
+
+class Dropped(BaseException):
+    """The work under way was given up for a signal; nothing of it has been kept or written."""
 
 
 class Interrupt:
@@ -11,6 +18,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._may_drop = False
 
     def __enter__(self) -> "Interrupt":
         # Only the main thread may set handlers; elsewhere (a notebook's worker) nothing changes.
@@ -23,8 +31,25 @@ class Interrupt:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def droppable(self) -> Iterator[None]:
+        """A signal inside raises Dropped, unless `hold` was called since."""
+        if self.signal is not None:
+            raise Dropped
+        self._may_drop = True
+        try:
+            yield
+        finally:
+            self._may_drop = False
+
+    def hold(self) -> None:
+        """From here on the work under way is finished."""
+        self._may_drop = False
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.signal = signal.Signals(number)
+        if self._may_drop:
+            raise Dropped

@@ -8,6 +8,8 @@ from tether.config import Config
 from tether.data.collate import join
 from tether.rollout.episode import Draw, single_turns
 from tether.train.controls import Controls
+from tether.train.guards import drop_non_finite_rows, keep
+from tether.train.interrupt import Interrupt
 from tether.train.outcome import Clock, Outcome, moments_events
 from tether.train.roles import Roles
 from tether.train.scoring import score_greedy, score_rollout
@@ -16,7 +18,13 @@ from tether.train.updates import update_actor, update_critic
 from tether.types import Experience
 
 
-def run_iteration(iteration: int, controls: Controls, roles: Roles, config: Config) -> Outcome:
+def run_iteration(
+    iteration: int,
+    controls: Controls,
+    roles: Roles,
+    config: Config,
+    interrupt: Interrupt | None = None,
+) -> Outcome:
     """Sample rows, judge them, learn from them, drop them."""
     clock = Clock()
 
@@ -39,6 +47,10 @@ def run_iteration(iteration: int, controls: Controls, roles: Roles, config: Conf
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     values, values_after = roles.critic.values(sequences, mask)
+    numbers = rollout.rollout_log_probs, old_log_probs, ref_log_probs, values, values_after
+    scores, unreadable = drop_non_finite_rows(scores, mask, *numbers)
+    mask = mask & scores.usable[:, None]
+    old_log_probs, ref_log_probs, values = keep(mask, old_log_probs, ref_log_probs, values)
     clock.lap("forward")
 
     # The score lands on the last token; every token pays for leaving the reference.
@@ -81,6 +93,8 @@ def run_iteration(iteration: int, controls: Controls, roles: Roles, config: Conf
         returns=returns,
         policy_advantages=policy_advantages,
     )
+    if interrupt is not None:
+        interrupt.hold()  # weights move from here on: a signal waits until both have
     critic_report = update_critic(experience, roles, config, iteration)
     actor_report = update_actor(experience, roles, config, iteration, controls)
     clock.lap("update")
@@ -98,6 +112,7 @@ def run_iteration(iteration: int, controls: Controls, roles: Roles, config: Conf
         critic=critic_report,
         events=[
             *events,
+            *unreadable,
             *moments_events(moments, config),
             *critic_report.events,
             *actor_report.events,

@@ -1,4 +1,4 @@
-"""The loop around the iterations: when to evaluate, what to write, how to stop."""
+"""The loop around the iterations: when to evaluate, save and stop, and what to write."""
 
 import signal
 import time
@@ -9,10 +9,9 @@ from tether.config import Config
 from tether.errors import RunStopped
 from tether.run.events import Event
 from tether.run.writer import RunWriter
-from tether.train.checkpoint import save_checkpoint
-from tether.train.controls import Controls, first_controls
+from tether.train.checkpoint import Progress, save_checkpoint
 from tether.train.evaluate import Evaluation, evaluate
-from tether.train.interrupt import Interrupt
+from tether.train.interrupt import Dropped, Interrupt
 from tether.train.iteration import run_iteration
 from tether.train.optimizer import schedule_factor
 from tether.train.outcome import Outcome
@@ -21,6 +20,8 @@ from tether.train.roles import Roles
 from tether.train.scoring import response_texts
 from tether.train.selfcheck import check_start
 from tether.train.watch import Watcher
+
+BARREN_ITERATIONS = 3  # in a row, and the run stops: it would only burn time
 
 
 @dataclass(frozen=True)
@@ -33,75 +34,137 @@ class Result:
     after: Evaluation | None
     train_seconds: float
     interrupted: signal.Signals | None
+    resumed_from: int = 0  # iterations that were done before this attempt
 
 
-def run_loop(config: Config, roles: Roles, writer: RunWriter, watch: Watcher) -> Result:
-    watch.started(writer.directory, config.train.iterations)
-    for section in config.kl.ablations:
-        warning = f"{section} is an ablation: its estimator may lead to a wrong policy"
-        writer.events(0, [Event("ablation", warning)])
-        watch.warned(warning)
-    watch.checked(check_start(roles, config))
-    before = _evaluate(0, config, roles, writer, watch)
+class Loop:
+    """One attempt at a run, from where `progress` stands to the last iteration or a signal."""
 
-    controls, done, train_seconds = first_controls(config), 0, 0.0
-    after = None
-    with Interrupt() as interrupt:
-        while done < config.train.iterations and interrupt.signal is None:
-            began = time.perf_counter()
-            _set_learning_rates(done, config, roles)
-            outcome = _run_iteration(done, controls, roles, config, writer)
-            metrics = _write(outcome, config, roles, writer, watch)
-            controls = outcome.next_controls(metrics, config)
-            done += 1
-            if _due(done, config.kl.refresh_reference_every):
-                roles.reference.refresh(roles.actor)
-            train_seconds += time.perf_counter() - began
+    def __init__(
+        self,
+        config: Config,
+        roles: Roles,
+        writer: RunWriter,
+        watch: Watcher,
+        progress: Progress,
+        evaluations: list[Evaluation],
+    ) -> None:
+        self.config, self.roles = config, roles
+        self.writer, self.watch = writer, watch
+        self.progress = progress
+        self.evaluations = evaluations  # so far, also by earlier attempts
+        self.began_at = progress.iterations_done
+        self.train_seconds = 0.0
+        self.interrupt = Interrupt()
 
-            last = done == config.train.iterations
-            due = last or _due(done, config.train.eval_every)
-            after = _evaluate(done, config, roles, writer, watch) if due else None
-            if last or interrupt.signal or _due(done, config.train.checkpoint_every):
-                save_checkpoint(writer.directory, done, controls, roles, config.train.keep_last)
-    return Result(writer.directory, done, before, after, train_seconds, interrupt.signal)
+    def run(self) -> Result:
+        with self.interrupt:
+            try:
+                self._check()
+                self._train()
+            except Dropped:
+                pass
+            if self.interrupt.signal is not None:
+                self._save()
+        return self._result()
+
+    def _train(self) -> None:
+        while True:
+            done = self.progress.iterations_done
+            last = done >= self.config.train.iterations
+            if last or done == 0 or _due(done, self.config.train.eval_every):
+                self._evaluate()
+            if last or (done > 0 and _due(done, self.config.train.checkpoint_every)):
+                self._save()
+            if last or self.interrupt.signal is not None:
+                return
+            self._iterate()
+
+    def _check(self) -> None:
+        for section in self.config.kl.ablations:
+            warning = f"{section} is an ablation: its estimator may lead to a wrong policy"
+            self.writer.events(self.began_at, [Event("ablation", warning)])
+            self.watch.warned(warning)
+        with self.interrupt.droppable():
+            findings = check_start(self.roles, self.config, fresh=self.began_at == 0)
+        self.watch.checked(findings)
+
+    def _iterate(self) -> None:
+        """One iteration, its lines in the run's files, and where the run stands after it."""
+        config, roles, now = self.config, self.roles, self.progress
+        began = time.perf_counter()
+        _set_learning_rates(now.iterations_done, config, roles)
+        try:
+            with self.interrupt.droppable():
+                outcome = run_iteration(
+                    now.iterations_done, now.controls, roles, config, self.interrupt
+                )
+        except RunStopped as stop:  # it still leaves its events behind
+            self.writer.events(now.iterations_done, stop.events)
+            raise
+        metrics = self._write(outcome)
+        self.progress = Progress(
+            iterations_done=now.iterations_done + 1,
+            controls=outcome.next_controls(metrics, config),
+            barren_iterations=now.barren_iterations + 1 if outcome.is_barren else 0,
+        )
+        if _due(self.progress.iterations_done, config.kl.refresh_reference_every):
+            roles.reference.refresh(roles.actor)
+        self.train_seconds += time.perf_counter() - began
+        if self.progress.barren_iterations >= BARREN_ITERATIONS:
+            raise RunStopped(
+                f"{BARREN_ITERATIONS} iterations in a row taught nothing, as their numbers were "
+                f"not finite; the last reason: {outcome.events[-1].message}. Lower the learning "
+                f"rates or look at events.jsonl; the weights are those of iteration "
+                f"{self.progress.iterations_done - BARREN_ITERATIONS}."
+            )
+
+    def _write(self, outcome: Outcome) -> dict[str, float]:
+        config, roles, writer = self.config, self.roles, self.writer
+        metrics = outcome.metrics(config)
+        if _due(outcome.iteration, config.run.rollouts_every):
+            writer.rollouts(outcome.iteration, rollout_rows(outcome, roles.vocabulary, config))
+        writer.iteration(outcome.iteration, metrics, outcome.timings())
+        writer.events(outcome.iteration, outcome.events)
+        self.watch.iterated(outcome, metrics, response_texts(outcome.rollout, roles.vocabulary))
+        return metrics
+
+    def _evaluate(self) -> None:
+        """Unless there is nothing to ask, or an earlier attempt did it with the same weights."""
+        done, heldout = self.progress.iterations_done, self.roles.heldout_prompts
+        if heldout is None or any(e.iteration == done for e in self.evaluations):
+            return
+        prompts = heldout.first(self.config.train.eval_prompts)
+        self.watch.evaluating(len(prompts))
+        with self.interrupt.droppable():
+            evaluation, events = evaluate(done, prompts, self.roles, self.config)
+        self.writer.evaluation(evaluation.record())
+        self.writer.events(done, events)
+        self.watch.evaluated(evaluation)
+        self.evaluations.append(evaluation)
+
+    def _save(self) -> None:
+        self.writer.sync()
+        save_checkpoint(self.writer.directory, self.progress, self.roles, self.config)
+
+    def _result(self) -> Result:
+        done = self.progress.iterations_done
+        found = {evaluation.iteration: evaluation for evaluation in self.evaluations}
+        return Result(
+            run=self.writer.directory,
+            iterations_done=done,
+            before=found.get(0),
+            after=found.get(done) if done else None,
+            train_seconds=self.train_seconds,
+            interrupted=self.interrupt.signal,
+            resumed_from=self.began_at,
+        )
 
 
-def _run_iteration(
-    iteration: int, controls: Controls, roles: Roles, config: Config, writer: RunWriter
-) -> Outcome:
-    """An iteration that stops the run still leaves its events behind."""
-    try:
-        return run_iteration(iteration, controls, roles, config)
-    except RunStopped as stop:
-        writer.events(iteration, stop.events)
-        raise
-
-
-def _write(
-    outcome: Outcome, config: Config, roles: Roles, writer: RunWriter, watch: Watcher
-) -> dict[str, float]:
-    metrics = outcome.metrics(config)
-    texts = response_texts(outcome.rollout, roles.vocabulary)
-    if _due(outcome.iteration, config.run.rollouts_every):
-        writer.rollouts(outcome.iteration, rollout_rows(outcome, roles.vocabulary, config))
-    writer.iteration(outcome.iteration, metrics, outcome.timings())
-    writer.events(outcome.iteration, outcome.events)
-    watch.iterated(outcome, metrics, texts)
-    return metrics
-
-
-def _evaluate(
-    done: int, config: Config, roles: Roles, writer: RunWriter, watch: Watcher
-) -> Evaluation | None:
-    if roles.heldout_prompts is None:
-        return None
-    prompts = roles.heldout_prompts.first(config.train.eval_prompts)
-    watch.evaluating(len(prompts))
-    evaluation, events = evaluate(done, prompts, roles, config)
-    writer.evaluation(evaluation.record())
-    writer.events(done, events)
-    watch.evaluated(evaluation)
-    return evaluation
+def finished_result(run: Path, config: Config, evaluations: list[Evaluation]) -> Result:
+    """Of a run that has nothing left to do."""
+    done, found = config.train.iterations, {e.iteration: e for e in evaluations}
+    return Result(run, done, found.get(0), found.get(done), 0.0, None, resumed_from=done)
 
 
 def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:

@@ -1,7 +1,7 @@
 """Adam with gradient clipping, and the learning-rate schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,20 @@ class Optimizer:
     def set_factor(self, factor: float) -> None:
         for group in self.adam.param_groups:
             group["lr"] = self.lr * factor
+
+    def state(self) -> dict[str, Tensor]:
+        """Adam's moments and step counts by the parameter's place in the list."""
+        return {
+            f"{i}.{name}": tensor
+            for i, parameter in enumerate(self.parameters)
+            for name, tensor in self.adam.state[parameter].items()
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        for key, tensor in tensors.items():
+            place, _, name = key.partition(".")
+            parameter = self.parameters[int(place)]
+            self.adam.state[parameter][name] = tensor.to(parameter.device)
 
     def drop(self) -> None:
         """Forget the gradients without a step."""

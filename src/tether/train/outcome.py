@@ -47,6 +47,14 @@ class Outcome:
     events: list[Event]
     seconds: Mapping[str, float]
 
+    @property
+    def is_barren(self) -> bool:
+        """A role took no step, and numbers that were not finite are why."""
+        lost = any(event.kind.startswith("non_finite") for event in self.events)
+        return lost and any(
+            report.tried and not report.taken for report in (self.actor, self.critic)
+        )
+
     def metrics(self, config: Config) -> dict[str, float]:
         """The deterministic numbers of this iteration, in data-flow order."""
         e, usable = self.experience, self.scores.usable

@@ -1,11 +1,14 @@
 """What a run will do and take, worked out before it starts."""
 
 import math
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
 from tether.config import Config
+from tether.errors import UserError
 from tether.train.roles import Roles
 
 
@@ -40,11 +43,18 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        return (self.actor_parameters + self.critic_parameters) * self.bytes_a_number
+        """Weights and two moments of what learns, and the reference where it is refreshed."""
+        trained = self.actor_parameters + self.critic_parameters
+        refreshed = self.reference_parameters if self.config.refreshes_reference else 0
+        return (3 * trained + refreshed) * self.bytes_a_number
+
+    @property
+    def checkpoints_kept(self) -> int:
+        return self.config.train.keep_last + self.config.train.keep_best
 
     @property
     def disk_bytes(self) -> int:
-        return (self.config.train.keep_last + 1) * self.checkpoint_bytes
+        return (self.checkpoints_kept + 1) * self.checkpoint_bytes
 
     @property
     def longest_row(self) -> int:
@@ -89,9 +99,22 @@ class Plan:
             (
                 "disk for checkpoints",
                 _bytes(self.disk_bytes),
-                f"{c.train.keep_last} kept and one being written, {checkpoint} each",
+                f"{self.checkpoints_kept} kept and one being written, {checkpoint} each",
             ),
         ]
+
+
+def check_disk(plan: Plan, folder: Path) -> None:
+    """Refuse, before training, a run whose checkpoints would not fit."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < plan.disk_bytes:
+        raise UserError(
+            f"{folder} has {_bytes(free)} free, but checkpoints need {_bytes(plan.disk_bytes)}: "
+            f"{plan.checkpoints_kept} kept and one being written; make room, set run.dir, or lower "
+            f"train.keep_last and train.keep_best."
+        )
 
 
 def make_plan(config: Config, roles: Roles) -> Plan:

@@ -12,10 +12,11 @@ from tether.models.critic import Critic, NoCritic
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
 from tether.models.policy import Policy
 from tether.models.reference import FrozenReference, NoReference
-from tether.rewards.function import Reward, check_arguments, load_reward
+from tether.rewards.function import Reward, load_reward, wanted_columns
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
 from tether.rollout.episode import Sampler
 from tether.rollout.local import LocalSampler
+from tether.train.inputs import fingerprint
 from tether.train.optimizer import Optimizer
 
 
@@ -33,6 +34,7 @@ class Roles:
     reward: Scorer
     actor_optimizer: Optimizer
     critic_optimizer: Optimizer | None
+    inputs: dict[str, str]  # hashes of the files that all this was made from
 
 
 def build_roles(config: Config, reward: Reward | None = None) -> Roles:
@@ -43,15 +45,10 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     rollout = config.rollout
     model = load_causal_lm(config.model.actor, config.model.dtype, device)
     vocabulary = load_vocabulary(config.model.actor, model)
-    train_prompts = load_prompts(config.data.train, config.data, vocabulary.tokenizer)
-    heldout = config.data.heldout
-    heldout_prompts = (
-        None if heldout is None else load_prompts(heldout, config.data, vocabulary.tokenizer)
-    )
-    for path, prompts in ((config.data.train, train_prompts), (heldout, heldout_prompts)):
-        if prompts is not None:
-            check_arguments(function, prompts.prompts.columns, path)
-            _check_context(config, model.config, path, prompts)
+
+    def load(path: str) -> PromptSet:
+        columns, context = wanted_columns(function), _room_for_prompts(config, model.config)
+        return load_prompts(path, config.data, vocabulary.tokenizer, columns, context)
 
     critic = _build_critic(config, model, device)
     actor_weights = [*model.parameters()]
@@ -59,8 +56,8 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
         actor_weights += critic.head.parameters()
     return Roles(
         vocabulary=vocabulary,
-        train_prompts=train_prompts,
-        heldout_prompts=heldout_prompts,
+        train_prompts=load(config.data.train),
+        heldout_prompts=None if config.data.heldout is None else load(config.data.heldout),
         sampler=LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature),
         actor=Policy(model, rollout.temperature, config.actor.microbatch_tokens),
         critic=critic,
@@ -68,7 +65,14 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
         reward=build_scorer(config, reward),
         actor_optimizer=Optimizer(actor_weights, config.actor.lr, config.actor.max_grad_norm),
         critic_optimizer=_build_critic_optimizer(config, critic),
+        inputs=fingerprint(config),
     )
+
+
+def broken_rows(roles: Roles) -> list[str]:
+    """What was left out of the data under `on_bad_row: skip`."""
+    heldout = roles.heldout_prompts.broken if roles.heldout_prompts else []
+    return [*roles.train_prompts.broken, *heldout]
 
 
 def _build_reference(config: Config, device: torch.device) -> FrozenReference | NoReference:
@@ -111,15 +115,15 @@ def pick_device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not there; write cpu or auto.") from None
 
 
-def _check_context(config: Config, model_config: object, path: str, prompts: PromptSet) -> None:
-    """Refuse, before training, what would not fit the model's positions."""
-    context = getattr(model_config, "max_position_embeddings", None)
-    longest = max(len(ids) for ids in prompts.prompts.ids)
-    needed = longest + config.rollout.max_response_tokens
-    if context is not None and needed > context:
-        row = max(range(len(prompts)), key=lambda i: len(prompts.prompts.ids[i]))
+def _room_for_prompts(config: Config, model_config: object) -> int | None:
+    """Tokens that the model's positions leave for a prompt, if they are limited."""
+    positions = getattr(model_config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    room = positions - config.rollout.max_response_tokens
+    if room < 1:
         raise UserError(
-            f"{path}, line {row + 1}: {longest} prompt tokens and "
-            f"rollout.max_response_tokens = {config.rollout.max_response_tokens} make {needed}, "
-            f"more than the {context} positions of {config.model.actor}."
+            f"rollout.max_response_tokens = {config.rollout.max_response_tokens} fills the "
+            f"{positions} positions of {config.model.actor}; lower it."
         )
+    return room

@@ -31,11 +31,12 @@ def check_rewards_add_up(
         raise RunStopped(f"Token rewards differ from score - beta*KL by {float(error):.2g}.")
 
 
-def check_start(roles: Roles, config: Config) -> str:
+def check_start(roles: Roles, config: Config, fresh: bool) -> str:
     """Sample a few rows and hold the first numbers of training to what they must be.
 
     Before the first update the new policy is the old one: the ratio is 1. Where the reference has
-    the actor's weights the KL is 0. The sampler's log-probs are the training forward's.
+    the actor's weights, as in a fresh run, the KL is 0. The sampler's log-probs are the training
+    forward's.
     """
     prompts = roles.train_prompts.first(PROMPTS)
     roles.sampler.sync(roles.actor.model, 0)
@@ -53,7 +54,7 @@ def check_start(roles: Roles, config: Config) -> str:
     parts = [f"ratio 1 (±{ratio_gap:.0e})", f"sampler = trainer (±{sampler_gap:.0e})"]
 
     kl = k1(old_log_probs, ref_log_probs, mask)
-    same = config.model.reference in (None, config.model.actor)
+    same = fresh and config.model.reference in (None, config.model.actor)
     if same and config.kl.needs_reference:
         kl_gap = _largest(kl)
         _hold("KL to an equal reference is not 0: log-probs", kl_gap, RATIO_TOLERANCE, exact)

@@ -1,5 +1,6 @@
 """The walk over an iteration's rows: epochs, minibatches, microbatches, one step a minibatch."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -91,6 +92,7 @@ def walk_minibatches(
 ) -> None:
     """One backward a microbatch, one optimizer step a minibatch, until the walk is over or the
     policy has gone further than `stop_kl` from where the iteration began."""
+    report.tried = True
     steps = 0
     for rows in row_slices(len(experience), walk):
         minibatch = make_minibatch(experience, rows, walk.aggregation, walk.max_response_tokens)
@@ -109,12 +111,18 @@ def walk_minibatches(
             optimizer.drop()
             report.meter.record(f"{walk.role}/stopped_at_step", Level(steps))
             break
-        norm = optimizer.step()
         steps += 1
+        losses = {name: float(part) for name, part in totals.items()}
+        if not all(map(math.isfinite, losses.values())):
+            optimizer.drop()
+            report.event("non_finite_loss", f"{losses}; the {walk.role}'s step was dropped")
+            continue
+        norm = optimizer.step()
         if not norm.isfinite():
             message = f"the {walk.role}'s gradient norm was {float(norm)}; the step was dropped"
             report.event("non_finite_gradient", message)
             continue
+        report.taken += 1
         report.meter.record(f"{walk.role}/grad_norm", Mean(norm, 1))
         for name, total in totals.items():
             report.meter.record(name, Mean(total, 1))

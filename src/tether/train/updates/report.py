@@ -16,6 +16,8 @@ class Report:
     events: list[Event] = field(default_factory=list)
     new_log_probs: Tensor | None = None  # rows x response, each row's last training forward
     penalty_coef: float | None = None  # PPO-Penalty's weight for the next iteration
+    tried: bool = False  # there was an update to make, even if no row was left for it
+    taken: int = 0  # optimizer steps
 
     def event(self, kind: str, message: str) -> None:
         self.events.append(Event(kind, message))

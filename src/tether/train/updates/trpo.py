@@ -26,11 +26,12 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
     """maximise mean(r A) subject to mean KL(old || new) <= max_kl, by one accepted step or none."""
     update = config.actor.update
     region = TrustRegion(experience, roles.actor, config)
-    report = Report(new_log_probs=experience.old_log_probs)
+    report = Report(new_log_probs=experience.old_log_probs, tried=True)
     gradient = region.surrogate_gradient()
     norm = gradient.norm()
     if not (norm.isfinite() and norm > 0):
-        report.event("trpo_refused", f"the surrogate's gradient norm is {float(norm)}; no step")
+        kind = "trpo_refused" if norm == 0 else "non_finite_gradient"
+        report.event(kind, f"the surrogate's gradient norm is {float(norm)}; no step")
         return _finish(report, region, share=0.0, tries=0)
 
     product = region.fisher_product()
@@ -40,7 +41,7 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
     # The step's length obeys the undamped KL; damping only steadies the direction.
     step = longest_step(direction, product(direction), update.max_kl)
     if not bool(step.isfinite().all()):
-        report.event("trpo_refused", "the step is not finite; no step")
+        report.event("non_finite_step", "the step is not finite; no step")
         return _finish(report, region, share=0.0, tries=0)
 
     def measure(share: float) -> tuple[float, float]:
@@ -49,6 +50,7 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
 
     landing = line_search(measure, update.max_kl, update.backtracks, update.backtrack_ratio)
     region.move(landing.share, step)
+    report.taken = int(landing.share > 0)
     if landing.share == 0:
         report.event("trpo_refused", f"no step within KL {update.max_kl:g} improved; no step")
     report.meter.record("actor/grad_norm", Level(norm))
