@@ -46,7 +46,7 @@ AGAIN = "new weights for the next iteration; these rows are dropped"
 WORDS = {
     "en": {},
     "zh": {
-        "prompts": "提示",
+        "prompts": "提示词",
         "actor answers": "Actor 作答",
         "reward judges": "Reward 打分",
         "actor reads again": "Actor 重读一遍",
@@ -56,7 +56,7 @@ WORDS = {
         "GAE, backwards": "GAE，从后往前",
         "update the actor": "更新 Actor",
         "update the critic": "更新 Critic",
-        "ratio, clip, advantage": "比值、裁剪、优势",
+        "ratio, clip, advantage": "比率、裁剪、优势",
         "(value − return)²": "(价值 − 回报)²",
         AGAIN: "带着新权重进入下一轮迭代；这批数据用完即弃",
         TITLE: "PPO 的一轮迭代：按数据流动的顺序",

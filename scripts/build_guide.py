@@ -1,0 +1,82 @@
+"""Paste the output of commands into the guide: `python scripts/build_guide.py`.
+
+A block between `<!-- output of: COMMAND -->` and `<!-- end -->` is what COMMAND prints. The
+README's measured table is carried over to the Chinese one. With --check nothing is written, and
+the exit code is 1 if a page shows what is no longer printed.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.zh-CN.md", "docs/guide/*.md", "docs/zh/guide/*.md"]
+BLOCK = re.compile(r"<!-- output of: (?P<command>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+COLUMNS = "100"
+DEMO = re.compile(r"<!-- demo table: .+?<!-- end -->", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    return sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
+
+
+def commands(text: str) -> list[str]:
+    return [block["command"] for block in BLOCK.finditer(text)]
+
+
+def refreshed(text: str, output_of: Callable[[str], str]) -> str:
+    """The page with every block as its command prints it now."""
+
+    def fresh(block: re.Match[str]) -> str:
+        command = block["command"]
+        shown = f"```console\n$ {command}\n{output_of(command)}\n```"
+        return f"<!-- output of: {command} -->\n{shown}\n<!-- end -->"
+
+    return BLOCK.sub(fresh, text)
+
+
+def with_demo_table(text: str) -> str:
+    """The page with the README's measured table, if it shows one."""
+    [measured] = DEMO.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    return DEMO.sub(lambda _: measured, text)
+
+
+@cache
+def output_of(command: str) -> str:
+    """What `tether …` prints; run in this process, so that torch is imported once."""
+    from tether.cli.main import app
+
+    program, *arguments = shlex.split(command)
+    if program != "tether":
+        raise SystemExit(f"Only tether's own commands are run, not {command!r}.")
+    result = CliRunner(env={"COLUMNS": COLUMNS}).invoke(app, arguments, catch_exceptions=False)
+    if result.exit_code != 0:
+        raise SystemExit(f"{command!r} ended with exit code {result.exit_code}:\n{result.output}")
+    return "\n".join(line.rstrip() for line in result.stdout.strip("\n").splitlines())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page is stale")
+    check = parser.parse_args().check
+    stale = 0
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        fresh = with_demo_table(refreshed(text, output_of))
+        if fresh == text:
+            continue
+        stale += 1
+        print(f"{page.relative_to(ROOT)} {'is stale' if check else 'written'}")
+        if not check:
+            page.write_text(fresh, encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
