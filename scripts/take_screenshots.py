@@ -1,0 +1,96 @@
+"""The pictures of docs/view.md: the page over a folder of runs, as Chromium draws it.
+
+    python scripts/take_screenshots.py runs [--out docs/figures]
+
+The folder should hold a finished run with rows and, for the overlay, one or two more.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+DESK, PHONE = (1280, 900), (360, 760)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of `tether view`, on a free port, until the block ends."""
+    command = [sys.executable, "-m", "tether", "view", str(folder), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        said = process.stdout.readline()
+        yield next(word for word in said.split() if word.startswith("http://"))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def choose_run(address: str) -> tuple[list[str], str, int, int]:
+    """All runs, newest first; the first that keeps rows, an iteration of it and a telling row."""
+    listed = _answer(address, "/api/runs")["runs"]
+    runs = [run["id"] for run in sorted(listed, key=lambda run: -run["modified"])]
+    for run in runs:
+        iterations = _answer(address, f"/api/runs/{run}")["rollouts"]
+        if iterations:
+            middle = iterations[len(iterations) // 2]
+            rows = _answer(address, f"/api/runs/{run}/rollouts/{middle}")["rows"]
+            row = min(rows, key=lambda row: row["advantage"] or 0.0)["row"]  # a mistake tells most
+            return runs, run, middle, row
+    raise SystemExit("No run here keeps rows; train one with --run.rollouts_every 1.")
+
+
+def _answer(address: str, path: str) -> dict:
+    with urllib.request.urlopen(address + path) as response:
+        return json.load(response)
+
+
+def open_page(browser: Browser, size: tuple[int, int], language: str, theme: str) -> Page:
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme=theme,
+        locale="zh-CN" if language == "zh" else "en-GB",
+    )
+    return context.new_page()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"))
+    arguments = parser.parse_args()
+    with served(arguments.runs) as address, sync_playwright() as playwright:
+        runs, run, iteration, row = choose_run(address)
+        token = f"#/run/{run}/iteration/{iteration}/row/{row}"
+        shots = [  # name, address, size, language, theme, what to wait for, what to scroll to
+            ("curves", f"#/?runs={'/'.join(runs[:3])}", DESK, "en", "light", ".js-plotly-plot", None),
+            ("rows", f"#/run/{run}/iteration/{iteration}", DESK, "en", "light", "tbody tr", None),
+            ("row", token, DESK, "en", "light", ".js-plotly-plot", None),
+            ("whatif", f"{token}?beta=0.1", DESK, "en", "dark", "td.differs", ".whatif"),
+            ("row-zh", token, DESK, "zh", "dark", ".js-plotly-plot", None),
+            ("phone", token, PHONE, "en", "light", ".js-plotly-plot", ".chips"),
+        ]
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        for name, place, size, language, theme, awaited, scroll in shots:
+            page = open_page(browser, size, language, theme)
+            page.goto(f"{address}/{place}")
+            page.wait_for_selector(awaited)
+            page.wait_for_timeout(1500)  # the rest of the curves
+            if scroll:
+                page.locator(scroll).first.evaluate("e => e.scrollIntoView()")
+            page.screenshot(path=arguments.out / f"view-{name}.png")
+            page.context.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

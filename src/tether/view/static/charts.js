@@ -1,0 +1,114 @@
+// Plotly draws numbers and nothing else: it reads markup in names, labels and hover text, so no
+// word of a run or a model is ever handed to it. Legends and titles are the page's own elements.
+
+const plotly = new Promise((resolve, reject) => {
+  if (globalThis.Plotly) return resolve(globalThis.Plotly);
+  const script = document.getElementById("plotly");
+  script.addEventListener("load", () => resolve(globalThis.Plotly));
+  script.addEventListener("error", () => reject(new Error("plotly.min.js is missing")));
+});
+
+// Okabe and Ito's colours, which most colour-blind eyes can tell apart; dashes help the rest.
+const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
+const DASHES = ["solid", "dash", "dot", "dashdot"];
+
+export function lineStyle(index) {
+  return {
+    variable: COLOURS[index % COLOURS.length],
+    dash: DASHES[Math.floor(index / COLOURS.length) % DASHES.length],
+  };
+}
+
+// Plotly wants a colour, the style sheet holds a variable that follows the theme.
+export function resolved(variable) {
+  const probe = document.createElement("span");
+  probe.style.color = `var(${variable})`;
+  document.body.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
+
+function layout(extra) {
+  const [ink, grid] = [resolved("--muted"), resolved("--line")];
+  const axis = { gridcolor: grid, linecolor: grid, zerolinecolor: grid, automargin: true };
+  return {
+    margin: { l: 8, r: 10, t: 8, b: 8 },
+    height: 190,
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: 11, color: ink },
+    showlegend: false,
+    hovermode: "x",
+    dragmode: "zoom",
+    ...extra,
+    xaxis: { ...axis, type: "linear", tickformat: "d", rangemode: "tozero", ...extra.xaxis },
+    yaxis: { ...axis, type: "linear", nticks: 5, ...extra.yaxis },
+  };
+}
+
+const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
+
+// A damaged file may hold text where a number belongs; a chart never gets to see it.
+function numbers(list) {
+  return list.map((value) => (typeof value === "number" ? value : null));
+}
+
+// A trace of numbers in one of the style sheet's colours.
+export function line(x, y, { variable, dash = "solid" }) {
+  return {
+    x: numbers(x),
+    y: numbers(y),
+    type: "scatter",
+    mode: x.length > 60 ? "lines" : "lines+markers",
+    line: { color: resolved(variable), width: 1.75, dash },
+    marker: { size: 4 },
+    hovertemplate: "%{x}: %{y:.5g}<extra></extra>",
+  };
+}
+
+// Points with their intervals.
+export function points(x, mean, low, high, { variable }, symbol) {
+  return {
+    x: numbers(x),
+    y: numbers(mean),
+    type: "scatter",
+    mode: "markers",
+    marker: { size: 8, symbol, color: resolved(variable), line: { width: 1, color: resolved("--surface") } },
+    error_y: {
+      type: "data",
+      symmetric: false,
+      array: mean.map((m, i) => difference(high[i], m)),
+      arrayminus: mean.map((m, i) => difference(m, low[i])),
+      thickness: 1,
+      width: 3,
+      color: resolved(variable),
+    },
+    hovertemplate: "%{x}: %{y:.5g}<extra></extra>",
+  };
+}
+
+function difference(a, b) {
+  return typeof a === "number" && typeof b === "number" ? Math.max(0, a - b) : 0;
+}
+
+// Draws, or draws again in place; resolves when the lines are on the screen.
+export async function draw(element, traces, extra = {}) {
+  const Plotly = await plotly;
+  if (!element.isConnected) return;
+  await Plotly.react(element, traces, layout(extra), CONFIG);
+}
+
+// A dotted line at x, where the reader looks.
+export async function markAt(element, x) {
+  const Plotly = await plotly;
+  if (!element.isConnected || !element.layout) return;
+  const stroke = { width: 1, dash: "dot", color: resolved("--muted") };
+  await Plotly.relayout(element, {
+    shapes: [{ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: stroke }],
+  });
+}
+
+export async function forget(element) {
+  (await plotly).purge(element);
+}

@@ -1,0 +1,110 @@
+// One token in words, in the order of the data flow: each step is a formula with its numbers and
+// a sentence that says what they mean.
+
+import { number, percent, setting, term } from "./text.js";
+import { t } from "./words.js";
+
+// {name, formula, sentence} a step; a step whose numbers an older run lacks is left out.
+export function explainToken(row, settings, at) {
+  const cell = (column) => row.columns[column]?.[at] ?? null;
+  const next = nextSampled(row.mask, at);
+  const steps = [chance(cell), divergence(cell, settings), reward(cell, row), surprise(cell, row, settings, next)];
+  steps.push(advantage(cell, row, settings, next), whitened(cell, row, settings), ratio(cell, row, settings, at));
+  return steps.filter(Boolean);
+}
+
+function has(...values) {
+  return values.every((value) => typeof value === "number");
+}
+
+// Tool output is stepped over: value and advantage pass it unchanged.
+function nextSampled(mask, at) {
+  const next = mask.indexOf(true, at + 1);
+  return next === -1 ? null : next;
+}
+
+function chance(cell) {
+  const [old, ref, now] = [cell("old_log_probs"), cell("ref_log_probs"), cell("new_log_probs")];
+  if (!has(old, ref)) return null;
+  return {
+    name: t("step_chance"),
+    formula: `log π_old = ${number(old)}, log π_ref = ${number(ref)}`,
+    sentence: t("say_chance", { old: percent(old), ref: percent(ref), new: percent(now) }),
+  };
+}
+
+function divergence(cell, { kl_estimator: estimator }) {
+  const [kl, old, ref] = [cell("kl"), cell("old_log_probs"), cell("ref_log_probs")];
+  if (!has(kl, old, ref)) return null;
+  const direct = estimator === "k1" ? `log π_old − log π_ref = ${number(old)} − ${term(ref)} = ` : `${estimator} = `;
+  const words = Math.abs(kl) < 1e-6 ? "say_kl_same" : kl > 0 ? "say_kl_more" : "say_kl_less";
+  return { name: t("step_kl"), formula: `${direct}${number(kl)}`, sentence: t(words) };
+}
+
+function reward(cell, row) {
+  const [r, score, kl, beta] = [cell("token_level_rewards"), cell("token_level_scores"), cell("kl"), row.row.beta];
+  if (!has(r, score, kl, beta)) return null;
+  return {
+    name: t("step_reward"),
+    formula: `r = score − β·KL = ${number(score)} − ${setting(beta)} × ${term(kl)} = ${number(r)}`,
+    sentence: score !== 0 ? t("say_score_here") : "",
+  };
+}
+
+function valueAfter(row, next) {
+  return next === null ? row.row.final_value ?? 0 : row.columns.values?.[next];
+}
+
+function surprise(cell, row, { gamma, estimator }, next) {
+  const [delta, r, value] = [cell("td_errors"), cell("token_level_rewards"), cell("values")];
+  const after = valueAfter(row, next);
+  if (estimator !== "gae" || !has(delta, r, value, after)) return null;
+  const numbers = `${number(r)} + ${setting(gamma)} × ${term(after)} − ${term(value)}`;
+  const words = [t(delta < 0 ? "say_delta_down" : "say_delta_up")];
+  if (next === null) words.push(t(after === 0 ? "say_last" : "say_truncated"));
+  return { name: t("step_delta"), formula: `δ = r + γ·V_next − V = ${numbers} = ${number(delta)}`, sentence: words.join(" ") };
+}
+
+function advantage(cell, row, { gamma, lam, estimator }, next) {
+  const [a, delta] = [cell("advantages"), cell("td_errors")];
+  if (!has(a)) return null;
+  if (estimator !== "gae") {
+    return { name: t("step_advantage"), formula: `Â = ${number(a)}`, sentence: t("say_group", { estimator }) };
+  }
+  const later = next === null ? 0 : row.columns.advantages[next];
+  if (!has(delta, later)) return null;
+  const numbers = `${number(delta)} + ${setting(gamma)} × ${setting(lam)} × ${term(later)}`;
+  return {
+    name: t("step_advantage"),
+    formula: `Â = δ + γλ·Â_next = ${numbers} = ${number(a)}`,
+    sentence: t(balance(delta, later, a)),
+  };
+}
+
+// Why the advantage has its sign: this token, or what came after it?
+function balance(delta, later, a) {
+  if (later === 0) return "say_alone";
+  if (delta < 0 === later < 0) return a < 0 ? "say_both_down" : "say_both_up";
+  if (a < 0) return delta < 0 ? "say_kept_down" : "say_carried_down";
+  return delta < 0 ? "say_carried_up" : "say_kept_up";
+}
+
+function whitened(cell, row, { whiten }) {
+  const [a, policy] = [cell("advantages"), cell("policy_advantages")];
+  const { mean, variance } = row.row.whitening ?? {};
+  if (!whiten || !has(a, policy, mean, variance)) return null;
+  const numbers = `(${number(a)} − ${term(mean)}) / √${number(variance)}`;
+  return { name: t("step_whiten"), formula: `${numbers} = ${number(policy)}`, sentence: t("say_whiten") };
+}
+
+function ratio(cell, row, { eps_low: epsLow, eps_high: epsHigh }, at) {
+  const rho = cell("ratio");
+  if (!has(rho)) return null;
+  const formula = `ρ = exp(log π_new − log π_old) = ${number(rho)}`;
+  if (!has(epsLow, epsHigh)) return { name: t("step_ratio"), formula, sentence: "" };
+  const range = { low: setting(1 - epsLow), high: setting(1 + epsHigh) };
+  const inside = rho >= 1 - epsLow && rho <= 1 + epsHigh;
+  const state = row.clip[at];
+  const words = state ? `say_clip_${state}` : inside ? "say_inside" : "say_outside";
+  return { name: t("step_ratio"), formula, sentence: t(words, range) };
+}

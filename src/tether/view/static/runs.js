@@ -1,0 +1,148 @@
+// The first view: every run with its state, and the curves of those that are ticked.
+
+import { Gone, get } from "./api.js";
+import { Board } from "./board.js";
+import { h, labelled, link } from "./dom.js";
+import { currentPlace, noteChoice } from "./place.js";
+import { seriesOf } from "./series.js";
+import { number } from "./text.js";
+import { t } from "./words.js";
+
+export function runsView(page) {
+  return new RunsView(page);
+}
+
+class RunsView {
+  constructor(page) {
+    this.page = page;
+    this.colours = new Map(); // run -> index of its colour, kept while it is ticked
+    this.listed = [];
+    this.chosen = null;
+    this.stale = true; // what is ticked differs from what is drawn
+    this.find = h("input", { type: "search", on: { input: () => this.list() } });
+    this.items = h("ul", { class: "runs" });
+    this.note = h("p", { class: "muted" });
+    this.board = new Board(() => this.tick());
+    this.finder = labelled(t("find_run"), this.find);
+    this.element = h(
+      "div",
+      { class: "split" },
+      h("aside", {}, h("h1", {}, t("runs")), this.finder, this.items),
+      h("section", { "aria-label": t("curves") }, this.note, this.board.element),
+    );
+  }
+
+  start() {
+    return this.tick();
+  }
+
+  async tick() {
+    const answer = await get("/api/runs");
+    this.listed = [...answer.runs].sort((a, b) => b.modified - a.modified);
+    this.chosen ??= this.firstChoice();
+    this.list();
+    this.note.textContent = this.sentence(answer.demo);
+    const shown = this.listed.filter((run) => this.chosen.has(run.id));
+    const fresh = await Promise.all(
+      shown.map((run) => seriesOf(run.id).refresh(run, this.board.wanted).catch((e) => this.lost(run, e))),
+    );
+    this.page.problems([...answer.problems, ...this.problemsOf(shown)]);
+    if (fresh.some(Boolean) || this.stale) await this.draw(shown);
+  }
+
+  // A run may vanish between the listing and the question; the others are shown all the same.
+  lost(run, error) {
+    if (error instanceof Gone) throw error;
+    seriesOf(run.id).problems = [error.message];
+    return false;
+  }
+
+  firstChoice() {
+    const named = currentPlace().choices.get("runs");
+    if (named) return new Set(named.split("/").map(decodeURIComponent));
+    const running = this.listed.filter((run) => run.state === "running");
+    return new Set((running.length ? running : this.listed).slice(0, running.length ? 4 : 1).map((run) => run.id));
+  }
+
+  async draw(shown) {
+    this.stale = false;
+    const ready = shown.filter((run) => seriesOf(run.id).about);
+    await this.board.show(ready.map((run) => ({ series: seriesOf(run.id), index: this.colourOf(run.id) })));
+  }
+
+  colourOf(id) {
+    if (!this.colours.has(id)) {
+      const taken = new Set(this.colours.values());
+      let index = 0;
+      while (taken.has(index)) index += 1;
+      this.colours.set(id, index);
+    }
+    return this.colours.get(id);
+  }
+
+  toggle(id, on) {
+    if (on) this.chosen.add(id);
+    else {
+      this.chosen.delete(id);
+      this.colours.delete(id);
+    }
+    noteChoice("runs", [...this.chosen].map(encodeURIComponent).join("/"));
+    this.stale = true;
+    this.list();
+    this.page.soon();
+  }
+
+  sentence(demo) {
+    if (!this.listed.length) return t("no_runs");
+    if (demo) return t("demo");
+    return this.chosen.size ? "" : t("choose_run");
+  }
+
+  problemsOf(shown) {
+    const own = this.listed.filter((run) => run.problem).map((run) => `${run.id}: ${run.problem}`);
+    return [...own, ...shown.flatMap((run) => seriesOf(run.id).problems.map((p) => `${run.id}: ${p}`))];
+  }
+
+  // Rewritten as a whole, with the focus put back where it was.
+  list() {
+    const focused = this.items.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    this.finder.hidden = this.listed.length < 8;
+    const sought = this.find.value.toLowerCase();
+    const found = this.listed.filter((run) => run.id.toLowerCase().includes(sought));
+    this.items.replaceChildren(...found.map((run) => this.item(run)));
+    if (focused) [...this.items.querySelectorAll("[data-key]")].find((e) => e.dataset.key === focused)?.focus();
+  }
+
+  item(run) {
+    const on = this.chosen.has(run.id);
+    const box = h("input", {
+      type: "checkbox",
+      "data-key": `box ${run.id}`,
+      "aria-label": t("draw", { run: run.id }),
+      on: { change: () => this.toggle(run.id, box.checked) },
+    });
+    box.checked = on;
+    const swatch = h("span", { class: `swatch ${on ? `c${this.colourOf(run.id) % 6}` : "off"}`, "aria-hidden": "true" });
+    const name = h("a", { href: link("run", run.id), "data-key": `link ${run.id}`, class: "model-text" }, run.id);
+    return h("li", { class: "run" }, h("div", { class: "run-head" }, box, swatch, name), facts(run));
+  }
+}
+
+export function facts(run) {
+  const progress =
+    run.planned && run.state === "running"
+      ? h("progress", { max: run.planned, value: run.iterations, "aria-label": t("iteration") })
+      : null;
+  const done = run.planned
+    ? t("iterations_of", { done: run.iterations, planned: run.planned })
+    : t("iterations_done", { done: run.iterations });
+  return h(
+    "p",
+    { class: "facts" },
+    h("span", { class: `state ${run.state}` }, t(run.state)),
+    h("span", {}, done),
+    h("span", {}, `${t("score")} ${number(run.score)}`),
+    run.heldout === null ? null : h("span", {}, `${t("heldout")} ${number(run.heldout)}`),
+    progress,
+  );
+}
