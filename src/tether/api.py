@@ -10,6 +10,7 @@ import torch
 from tether.config import Config
 from tether.data.templates import render_prompt
 from tether.errors import UserError
+from tether.explain.trace import trace_prompt
 from tether.models.loading import load_causal_lm, load_vocabulary
 from tether.recipes import load_config, validate_config
 from tether.rewards.function import Reward
@@ -225,3 +226,15 @@ def as_config(config: ConfigLike) -> Config:
     if isinstance(config, Config):
         return config
     return validate_config(config) if isinstance(config, Mapping) else load_config(config)
+
+
+def trace(
+    prompt: str,
+    model: str | None = None,
+    response: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    reward: Reward | None = None,
+) -> dict[str, Any]:
+    """One prompt through every stage, as `tether trace` sends it; keys: `explain/trace.py`."""
+    return trace_prompt(pick_model(model), prompt, response, columns, overrides, reward)

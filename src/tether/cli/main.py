@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tether import __version__
-from tether.cli import check, evaluate, generate, listing, train, view
+from tether.cli import check, evaluate, examples, generate, kl, listing, resume, trace, train, view
 from tether.cli.text import complain
 from tether.errors import RunStopped, UserError
 
@@ -22,10 +22,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train", **train.COMMAND)(train.train)
+app.command("resume", **resume.COMMAND)(resume.resume)
 app.command("check", **check.COMMAND)(check.check)
 app.command("eval", **evaluate.COMMAND)(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("view")(view.view)
+app.command("trace", **trace.COMMAND)(trace.trace)
+app.command("kl", **kl.COMMAND)(kl.kl)
+app.command("examples")(examples.examples)
 app.command("recipes")(listing.recipes)
 app.command("runs")(listing.runs)
 

@@ -1,0 +1,187 @@
+"""A trace's record told in sections: each role's outputs, the token table, the objective."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tether.explain.objective_story import Say, tell_after, tell_before
+from tether.explain.section import Section, Table, number
+from tether.explain.words import Language, say
+
+SHOWN_VALUES = 5  # of a tensor, beside its name; the token table has them all
+
+
+def tell(record: Mapping[str, Any], language: Language, explain: bool) -> list[Section]:
+    """In the order of the data flow; `explain` puts plain words beside the numbers."""
+
+    def speak(key: str, **numbers: object) -> str:
+        return say(key, language, **numbers)
+
+    return [
+        _heading(record, speak),
+        *_roles(record, speak, explain),
+        _token_table(record, speak, explain),
+        *([_group(record, speak)] if record["settings"]["rows"] > 1 else []),
+        tell_before(record, speak),
+        tell_after(record, speak, explain),
+        _notes(record, speak),
+    ]
+
+
+def _heading(record: Mapping[str, Any], speak: Say) -> Section:
+    source = record["columns_source"]
+    if source in ("typed", "sum"):
+        source = speak(f"source_{source}")
+    columns = ", ".join(f"{name} = {value}" for name, value in record["columns"].items())
+    rows = [
+        [speak("model"), record["model"]],
+        [speak("prompt"), record["prompt"]],
+        [speak("response"), record["response"]],
+        [speak("finish"), speak(record["finish_reason"])],
+    ]
+    if columns:
+        rows.append([speak("reward_given"), f"{columns}  ({source})"])
+    return Section(speak("title_trace"), [speak("colon").join(row) for row in rows])
+
+
+def _roles(record: Mapping[str, Any], speak: Say, explain: bool) -> list[Section]:
+    """Every output of every role: its name, its shape, its first values."""
+    tokens, shapes, settings = record["tokens"], record["shapes"], record["settings"]
+    grid = shapes["rows_by_tokens"]
+
+    def outputs(*entries: tuple[str, list[int], Sequence[Any] | None]) -> Table:
+        rows = [[speak("name"), speak("shape"), speak("values_of")]]
+        for name, shape, values in entries:
+            rows.append([name, str(shape), _values(values)])
+            if explain:
+                rows.append(["", "", f"↳ {speak(f'what_{name}')}"])
+        return Table(rows, numbers_from=3)
+
+    def per_token(*names: str) -> Table:
+        return outputs(*((name, grid, tokens[name]) for name in names))
+
+    pieces = " ".join(f"[{piece}]" for piece in record["prompt_tokens"])
+    return [
+        Section(
+            speak("title_actor"),
+            [
+                pieces,
+                outputs(
+                    ("prompt_ids", shapes["prompt_ids"], record["prompt_ids"]),
+                    ("response_ids", shapes["response_ids"], tokens["response_ids"]),
+                    ("response_mask", grid, [int(x) for x in tokens["response_mask"]]),
+                    ("rollout_log_probs", grid, tokens["rollout_log_probs"]),
+                    ("old_log_probs", grid, tokens["old_log_probs"]),
+                ),
+            ],
+        ),
+        Section(speak("title_reference"), [per_token("ref_log_probs")]),
+        Section(
+            speak("title_critic"),
+            [
+                outputs(
+                    ("values", grid, tokens["values"]),
+                    ("final_values", shapes["final_values"], [record["final_value"]]),
+                )
+            ],
+        ),
+        Section(
+            speak("title_reward"),
+            [
+                outputs(
+                    ("scores", shapes["scores"], [record["score"]]),
+                    ("token_level_scores", grid, tokens["token_level_scores"]),
+                )
+            ],
+        ),
+        Section(
+            speak("title_shaping"),
+            [
+                f"β = {settings['beta']:g}, KL: {settings['kl_estimator']} = log π_old − log π_ref",
+                per_token("kl", "token_level_rewards"),
+            ],
+        ),
+        Section(
+            speak("title_advantage"),
+            [
+                _advantage_formula(settings, speak),
+                per_token("deltas", "advantages", "returns", "policy_advantages"),
+            ],
+        ),
+    ]
+
+
+def _advantage_formula(settings: Mapping[str, Any], speak: Say) -> str:
+    formulas = {
+        "gae": "δ = r + γ·V′ − V,  A = δ + γ·λ·A′",
+        "grpo": "A = (s − mean) / (std + 1e-6)",
+        "dr_grpo": "A = s − mean",
+        "reinforce_plus_plus_baseline": "A = s − mean",
+        "rloo": "A = s − mean of the others",
+        "opo": "A = s − mean weighted by length",
+        "reinforce_plus_plus": "A = r + γ·A′",
+        "remax": "A = r + γ·r′ + … − greedy score",
+    }
+    name = settings["estimator"]
+    constants = f"γ = {settings['gamma']:g}" + (
+        f", λ = {settings['lam']:g}" if name == "gae" else ""
+    )
+    return (
+        f"{speak('estimator')}{speak('colon')}{name}.  {formulas[name]};  R = A + V;  {constants}"
+    )
+
+
+COLUMNS = {  # of the token table: heading, list in the record, plain words
+    "id": "response_ids",
+    "old": "old_log_probs",
+    "ref": "ref_log_probs",
+    "kl": "kl",
+    "score": "token_level_scores",
+    "reward": "token_level_rewards",
+    "value": "values",
+    "delta": "deltas",
+    "advantage": "advantages",
+    "return": "returns",
+}
+
+
+def _token_table(record: Mapping[str, Any], speak: Say, explain: bool) -> Section:
+    tokens = record["tokens"]
+    rows = [[speak("token"), *map(speak, COLUMNS)]]
+    for t, text in enumerate(tokens["response_tokens"]):
+        cells = [str(tokens["response_ids"][t])]
+        cells += [number(tokens[name][t]) for name in list(COLUMNS.values())[1:]]
+        rows.append([text, *cells])
+    blocks: list[str | Table] = [Table(rows)]
+    if explain:
+        last = rows[-1]
+        blocks.append(speak("in_words") + speak("at_token", token=last[0]))
+        words = [speak("what_id"), *(speak(f"what_{n}") for n in list(COLUMNS.values())[1:])]
+        legend = [list(cells) for cells in zip(rows[0][1:], last[1:], words, strict=True)]
+        blocks.append(Table([[speak("name"), speak("values_of"), ""], *legend], numbers_from=3))
+    return Section(speak("title_tokens"), blocks)
+
+
+def _group(record: Mapping[str, Any], speak: Say) -> Section:
+    heading = ["row", "response", "score", "sum_reward", "advantage"]
+    rows = [[speak(name) for name in heading]]
+    for i, row in enumerate(record["group"]):
+        numbers = [number(row[name]) for name in ("score", "token_level_reward", "advantage")]
+        rows.append([str(i), row["response"], *numbers])
+    return Section(speak("title_group"), [Table(rows, numbers_from=2)])
+
+
+def _notes(record: Mapping[str, Any], speak: Say) -> Section:
+    numbers = {name: record["settings"][name] for name in ("temperature", "seed", "rows")}
+    estimator = record["settings"]["estimator"]
+    lines = [f"• {speak(note, estimator=estimator, **numbers)}" for note in record["notes"]]
+    return Section(speak("title_notes"), [*lines, *(f"• {event}" for event in record["events"])])
+
+
+def _values(values: Sequence[Any] | None) -> str:
+    """The first few and the last, where the score is."""
+    if values is None:
+        return "–"
+    shown = [str(x) if isinstance(x, int) else number(x) for x in values]
+    if len(shown) > SHOWN_VALUES:
+        shown = [*shown[: SHOWN_VALUES - 1], "…", shown[-1]]
+    return " ".join(shown)

@@ -1,0 +1,270 @@
+"""One prompt through every stage of training, for real, on models that are never saved.
+
+`trace_prompt` builds the roles of a run whose data is this one prompt and calls the trainer's own
+`run_iteration` with one critic and one actor update. Its record is plain data, ready for JSON:
+
+    schema           1
+    model, prompt    what was traced
+    columns          what the reward was given beside prompt and response; columns_source says
+                     where it came from: "typed", "sum" (worked out), or a data file and line
+    settings         the numbers of the recipe that enter the formulas
+    shapes           of every tensor, [rows, tokens]; all lists below are row 0
+    prompt_ids, prompt_tokens
+    response         its text; response_given: typed, not sampled; finish_reason: eos or length
+    score            of the reward; null where the critic's value stands for it
+    greedy_score     ReMax's baseline; final_value: value after the last token
+    tokens           a list a token for response_ids, response_tokens, response_mask,
+                     rollout_log_probs (null if the response was given), old_log_probs,
+                     ref_log_probs, kl, values, token_level_scores, token_level_rewards, deltas,
+                     advantages, returns, policy_advantages
+    group            every row's response, score, token_level_reward (the row's sum) and advantage
+                     (its first token's)
+    weights          of each token in the actor's loss
+    before, after    the objective before and after one update: new_log_probs, ratio,
+                     objective_ratio (GSPO's is the response's), cpi_terms, clipped_terms (null
+                     without a clip), objective_terms, verdicts, and the weighted sums l_cpi and
+                     objective
+    new_values       the critic's values after its update; null without a critic
+    metrics          what the trainer logged of both updates
+    events           what it had to complain of
+    notes            words of `explain.words` that put the numbers in their place
+
+Numbers of tensors are float32 in shortest round-trip form.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tether.algo.advantages import gae
+from tether.config import Config
+from tether.errors import UserError
+from tether.explain.columns import find_columns
+from tether.explain.given import GivenFirst, encode_response
+from tether.explain.notes import find_notes
+from tether.explain.objective import clip_range, objective, whole_batch
+from tether.explain.subject import Subject, find_subject, restore
+from tether.recipes import merge_overrides, validate_config
+from tether.rewards.function import Reward
+from tether.run.directory import SCHEMA
+from tether.run.writer import shortest_floats
+from tether.train.iteration import run_iteration
+from tether.train.outcome import Outcome
+from tether.train.record import rollout_rows
+from tether.train.roles import Roles, build_roles
+from tether.train.updates.policy import snapshot_for_penalty
+
+SEED = 1  # apart from the usual 0, whose draws belong to training
+
+PER_TOKEN = (
+    "response_ids",
+    "response_tokens",
+    "response_mask",
+    "rollout_log_probs",
+    "old_log_probs",
+    "ref_log_probs",
+    "kl",
+    "values",
+    "token_level_scores",
+    "token_level_rewards",
+    "advantages",
+    "returns",
+    "policy_advantages",
+)
+
+
+def trace_prompt(
+    model: str,
+    prompt: str,
+    response: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    reward: Reward | None = None,
+) -> dict[str, Any]:
+    """The record of one prompt's way through one iteration."""
+    if not prompt.strip():
+        raise UserError("The prompt is empty; write something to respond to.")
+    subject = find_subject(model, {"seed": SEED, **(overrides or {})})
+    found = find_columns(prompt, columns or {}, subject.config, reward)
+    torch.set_num_threads(subject.config.threads)
+    config, roles = _build(subject, prompt, found.values, reward)
+    try:
+        restore(subject, roles, config)
+        if response is not None:
+            limit = config.rollout.max_response_tokens
+            ids = encode_response(response, roles.vocabulary, limit)
+            roles = replace(roles, sampler=GivenFirst(roles.sampler, ids))
+        measured = _measure(subject, config, roles, given=response is not None)
+    finally:
+        roles.reward.close()
+    record = {
+        "schema": SCHEMA,
+        "model": subject.name,
+        "prompt": prompt,
+        "columns": found.values,
+        "columns_source": found.source,
+        "settings": _settings(subject, config),
+        **measured,
+    }
+    return {**record, "notes": find_notes(record, subject)}
+
+
+def _build(
+    subject: Subject, prompt: str, columns: Mapping[str, Any], reward: Reward | None
+) -> tuple[Config, Roles]:
+    """The roles of a run whose data file holds one row."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompt.jsonl"
+        row = {**columns, subject.config.data.prompt_column: prompt}
+        path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+        config = one_prompt_config(subject.config, str(path))
+        try:
+            return config, build_roles(config, reward)
+        except UserError as error:
+            raise UserError(str(error).replace(f"{path}, line 1", "PROMPT")) from None
+
+
+def one_prompt_config(config: Config, data: str) -> Config:
+    """One prompt, one step of critic and actor on all its rows; no whitening, as the mean and
+    spread of a single row are no batch's. Groups and TRPO need more rows than one."""
+    samples = config.rollout.samples_per_prompt
+    rows = samples if config.advantage.by_group else 1
+    if config.actor.update.kind == "trpo":
+        rows = max(rows, 2)
+    critic = {} if config.critic.shared_trunk else {"epochs": 1, "minibatch_rows": rows}
+    mapping = config.to_dict()
+    merge_overrides(
+        mapping,
+        {
+            "data.train": data,
+            "data.heldout": None,
+            "rollout.prompts": 1,
+            "rollout.samples_per_prompt": rows,
+            "reward.max_failed_share": 1.0,  # what could not be scored is said below
+            "advantage.whiten": False,
+            "actor.epochs": 1,
+            "actor.minibatch_rows": rows,
+            "critic.warmup_iterations": 0,
+            **{f"critic.{field}": value for field, value in critic.items()},
+        },
+    )
+    return validate_config(mapping)
+
+
+def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dict[str, Any]:
+    """Run the iteration, then read the moved actor and critic once more."""
+    controls = subject.controls
+    old_policy = snapshot_for_penalty(roles, config)
+    outcome = run_iteration(0, controls, roles, config)
+    if not outcome.scores.usable[0]:
+        reasons = [event.message for event in outcome.events if event.row == 0]
+        raise UserError(f"The response could not be scored: {'; '.join(reasons)}.")
+
+    batch = whole_batch(outcome.experience, config)
+    with torch.no_grad():
+        states = roles.actor.states(batch.sequences)
+        new_log_probs, _ = roles.actor.read(states, batch.sequences, batch.response_mask)
+    # The one training forward of the update came before its step; TRPO reports one after it.
+    first = outcome.actor.new_log_probs
+    if config.actor.update.kind == "trpo":
+        first = batch.old_log_probs
+    settled = (batch, roles, config, controls)
+    return {
+        **_row(outcome, roles, config, given),
+        "weights": shortest_floats(batch.weights[0, : _length(outcome)]),
+        "before": objective(first, states, *settled, old_policy=None),
+        "after": objective(new_log_probs, states, *settled, old_policy),
+        "new_values": _new_values(outcome, roles, config),
+        "metrics": {**outcome.critic.meter.values(), **outcome.actor.meter.values()},
+        "events": [f"{event.kind}: {event.message}" for event in outcome.events],
+    }
+
+
+def _row(outcome: Outcome, roles: Roles, config: Config, given: bool) -> dict[str, Any]:
+    """Row 0 as a run's rollout file has it, with delta beside it and the others in short."""
+    e = outcome.experience
+    rows = rollout_rows(outcome, roles.vocabulary, config)
+    row = rows[0]
+    tokens = {name: row[name] for name in PER_TOKEN}
+    if given:
+        tokens["rollout_log_probs"] = None
+    # With lambda 0 GAE looks one step ahead and no further: that is delta.
+    gamma = config.advantage.gamma
+    rewards = e.token_level_rewards
+    deltas = gae(rewards, e.values, e.final_values, e.response_mask, gamma, lam=0.0)
+    tokens["deltas"] = shortest_floats(deltas[0, : _length(outcome)])
+    shapes = {
+        "prompt_ids": outcome.rollout.prompt_ids,
+        "response_ids": outcome.rollout.response_ids,
+        "scores": outcome.scores.values,
+        "final_values": e.final_values,
+        "rows_by_tokens": e.old_log_probs,
+    }
+    return {
+        "shapes": {name: list(x.shape) for name, x in shapes.items()},
+        "prompt_ids": row["prompt_ids"],
+        "prompt_tokens": roles.vocabulary.pieces(row["prompt_ids"]),
+        "response": row["response"],
+        "response_given": given,
+        "finish_reason": row["finish_reason"],
+        "score": row["score"],
+        "greedy_score": row["greedy_score"],
+        "final_value": row["final_value"],
+        "tokens": tokens,
+        "group": [
+            {
+                "response": other["response"],
+                "score": other["score"],
+                "token_level_reward": shortest_floats(rewards[i].sum()[None])[0],
+                "advantage": other["advantages"][0],
+            }
+            for i, other in enumerate(rows)
+        ],
+    }
+
+
+def _new_values(outcome: Outcome, roles: Roles, config: Config) -> list[float] | None:
+    if not config.has_critic:
+        return None
+    e = outcome.experience
+    values, _ = roles.critic.values(e.sequences, e.response_mask)
+    return shortest_floats(values[0, : _length(outcome)])
+
+
+def _length(outcome: Outcome) -> int:
+    return int(outcome.rollout.response_lengths[0])
+
+
+def _settings(subject: Subject, config: Config) -> dict[str, Any]:
+    low, high = clip_range(config)
+    update = config.actor.update
+    return {
+        "seed": config.seed,
+        "temperature": config.rollout.temperature,
+        "rows": config.rows,
+        "reward": config.reward.kind,
+        "beta": subject.controls.beta,
+        "kl_estimator": config.kl.in_reward.estimator,
+        "estimator": config.advantage.estimator,
+        "gamma": config.advantage.gamma,
+        "lam": config.advantage.lam,
+        "truncation": config.advantage.truncation,
+        "whitens": subject.config.advantage.whitens,
+        "update": update.kind,
+        "ratio_low": low,
+        "ratio_high": high,
+        "dual_clip": getattr(update, "dual_clip", None),
+        "penalty_coef": subject.controls.penalty_coef if update.kind == "penalty" else None,
+        "max_kl": getattr(update, "max_kl", None),
+        "aggregation": config.actor.aggregation,
+        "entropy_coef": config.actor.entropy_coef,
+        "kl_in_loss_coef": config.kl.in_loss.coef,
+        "actor_lr": config.actor.lr,
+        "critic_lr": config.critic_lr if config.has_critic else None,
+        "value_clip": config.critic.clip if config.has_critic else None,
+    }

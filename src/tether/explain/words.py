@@ -1,0 +1,390 @@
+"""Every sentence of trace and examples, in English and Chinese: one table, key → (en, zh).
+
+Keys of one kind share a prefix: `title_` heads a section, `what_` tells a twelve-year-old what a
+number is, `why_` says why a term is clipped or not, `note_` puts a trace in its place, `mistake_`
+is what people get wrong in a worked example. Imports nothing.
+"""
+
+from typing import Literal
+
+Language = Literal["en", "zh"]
+
+WORDS: dict[str, tuple[str, str]] = {
+    # Headings of a trace, in the order of the data flow.
+    "title_trace": ("One prompt through one iteration of PPO", "一条提示词走完一轮 PPO"),
+    "title_actor": ("1 Actor: writes the response", "1 策略模型（actor）：生成回答"),
+    "title_reference": (
+        "2 Reference: the frozen copy reads it",
+        "2 参考模型（reference）：冻结的副本再读一遍",
+    ),
+    "title_critic": (
+        "3 Critic: expects so much reward from here on",
+        "3 价值模型（critic）：预计从此处起还能得多少奖励",
+    ),
+    "title_reward": ("4 Reward: scores the response", "4 奖励（reward）：给整个回答打分"),
+    "title_shaping": (
+        "5 Rewards: score − β·KL, token by token",
+        "5 逐词元奖励：得分 − β·KL",
+    ),
+    "title_advantage": (
+        "6 Advantages: better or worse than expected?",
+        "6 优势：比预期好还是差？",
+    ),
+    "title_tokens": ("7 Every number of every token", "7 每个词元的每个数"),
+    "title_group": ("The responses that are compared", "同组对比的各个回答"),
+    "title_before": (
+        "8 The objective before the update: every ratio is 1",
+        "8 更新前的目标函数：所有比率都是 1",
+    ),
+    "title_after": (
+        "9 After one critic and one actor update",
+        "9 价值模型和策略模型各更新一步之后",
+    ),
+    "title_notes": ("Notes", "说明"),
+    # Labels.
+    "model": ("model", "模型"),
+    "prompt": ("prompt", "提示词"),
+    "response": ("response", "回答"),
+    "finish": ("ended by", "结束原因"),
+    "eos": ("EOS, by the model itself", "模型自己输出了结束符"),
+    "length": ("the length limit: truncated", "达到长度上限：被截断"),
+    "reward_given": ("reward given", "奖励函数得到"),
+    "estimator": ("estimator", "优势估计方法"),
+    "update": ("update", "更新方式"),
+    "name": ("name", "名称"),
+    "shape": ("shape", "形状"),
+    "values_of": ("values", "数值"),
+    "token": ("token", "词元"),
+    "id": ("id", "id"),
+    "old": ("old", "old"),
+    "ref": ("ref", "ref"),
+    "kl": ("KL", "KL"),
+    "score": ("score", "得分"),
+    "reward": ("reward", "奖励"),
+    "value": ("value", "价值"),
+    "new_value": ("new value", "新价值"),
+    "delta": ("δ", "δ"),
+    "advantage": ("advantage", "优势"),
+    "return": ("return", "回报"),
+    "ratio": ("ratio r", "比率 r"),
+    "sequence_ratio": ("ratio s", "整句比率 s"),
+    "term": ("term", "该项"),
+    "clipped": ("clipped?", "是否裁剪"),
+    "row": ("row", "行"),
+    "sum_reward": ("Σ reward", "奖励之和"),
+    "in_words": ("In plain words", "用大白话说"),
+    "at_token": (" (numbers of {token}): ", "（{token} 处的数）："),
+    "colon": (": ", "："),
+    "more_terms": ("{count} more terms", "另有 {count} 项"),
+    # What a number is, short enough for a twelve-year-old.
+    "what_prompt_ids": (
+        "the question, cut into numbered pieces",
+        "问题切成小块，每块一个编号",
+    ),
+    "what_response_ids": ("the answer, in the same pieces", "回答，也是这样的小块"),
+    "what_response_mask": ("1 = the model chose this piece", "1 表示这一块是模型自己选的"),
+    "what_rollout_log_probs": (
+        "how sure it was: 0 is certain, −5 a long shot",
+        "选它时有多大把握：0 是肯定，−5 是碰运气",
+    ),
+    "what_old_log_probs": (
+        "the same, read again before learning",
+        "学习之前再读一遍的把握",
+    ),
+    "what_ref_log_probs": (
+        "how sure its untouched copy would be",
+        "没学过的副本会有多大把握",
+    ),
+    "what_values": ("the critic's guess of points to come", "价值模型猜还能得多少分"),
+    "what_final_values": ("its guess after the last piece", "最后一块之后的猜测"),
+    "what_scores": ("points for the whole answer", "整个回答得了几分"),
+    "what_token_level_scores": ("the points sit on the last piece", "分数放在最后一块上"),
+    "what_kl": ("how far it strayed from the copy here", "在这一块上偏离副本多远"),
+    "what_token_level_rewards": (
+        "points, minus a small fee for straying",
+        "得分减去一点“跑偏费”",
+    ),
+    "what_deltas": ("the surprise at this piece alone", "单看这一块有多意外"),
+    "what_advantages": (
+        "was it a good choice? surprises from here on",
+        "选得好吗？把此后的意外加起来",
+    ),
+    "what_returns": ("what the critic should have guessed", "价值模型本该猜的数"),
+    "what_policy_advantages": ("what the actor learns from", "策略模型据此学习"),
+    "what_new_values": ("the critic's guess after one lesson", "学一步之后的猜测"),
+    "what_id": ("the number of the piece", "小块的编号"),
+    "what_ratio": (
+        "how much likelier than before: 1 = as likely",
+        "比原来更可能多少：1 表示一样",
+    ),
+    "what_cpi": ("ratio × advantage: gain without a limit", "比率 × 优势：不设上限的收益"),
+    "what_clipped_term": (
+        "the same with the ratio held near 1",
+        "把比率限制在 1 附近再算一次",
+    ),
+    "what_term": ("what counts: the smaller of the two", "算数的是两者中较小的"),
+    "what_other_term": ("what this piece adds to the goal", "这一块对目标的贡献"),
+    # Which objective a recipe maximises.
+    "goal_clip": (
+        "PPO-Clip. L^CLIP = Σ w·min(r·A, clip(r, {low}, {high})·A)",
+        "PPO-Clip（裁剪）。L^CLIP = Σ w·min(r·A, clip(r, {low}, {high})·A)",
+    ),
+    "goal_penalty": (
+        "PPO-Penalty. L = Σ w·(r·A − {coef}·KL(old‖new)), no clip",
+        "PPO-Penalty（KL 惩罚）。L = Σ w·(r·A − {coef}·KL(old‖new))，不裁剪",
+    ),
+    "goal_trpo": (
+        "TRPO. L^CPI itself, by one step with mean KL(old‖new) ≤ {max_kl}; no clip",
+        "TRPO。直接最大化 L^CPI，只走一步且平均 KL(old‖new) ≤ {max_kl}；不裁剪",
+    ),
+    "goal_cpi": ("CPI. L^CPI itself, with nothing to hold it", "CPI。直接最大化 L^CPI，毫无约束"),
+    "goal_reinforce": (
+        "REINFORCE. L = Σ w·A·log π_new, no ratio in it",
+        "REINFORCE。L = Σ w·A·log π_new，不含比率",
+    ),
+    "goal_gspo": (
+        "GSPO. L = Σ w·min(s·A, clip(s, {low}, {high})·A); s is one ratio for the response",
+        "GSPO。L = Σ w·min(s·A, clip(s, {low}, {high})·A)；s 是整个回答的比率",
+    ),
+    "goal_cispo": (
+        "CISPO. L = Σ w·clip(r, {low}, {high})·A·log π_new; the clipped r is only a weight",
+        "CISPO。L = Σ w·clip(r, {low}, {high})·A·log π_new；裁剪后的 r 只作权重",
+    ),
+    "goal_dual": ("for A < 0 held at ≥ {bound}·A", "A < 0 时不低于 {bound}·A"),
+    "goal_weights": (
+        "w = the token's weight in the mean ({aggregation})",
+        "w 是该词元在平均中的权重（{aggregation}）",
+    ),
+    "goal_extra": (
+        "The loss also holds an entropy bonus of weight {entropy} and a KL term of weight {kl}.",
+        "损失里还有权重 {entropy} 的熵奖励和权重 {kl} 的 KL 项。",
+    ),
+    "step": (
+        "Step: actor lr {actor_lr}, gradient norm {norm}{critic}.",
+        "步长：策略模型学习率 {actor_lr}，梯度范数 {norm}{critic}。",
+    ),
+    "step_critic": (
+        "; critic lr {lr}, loss {loss}, gradient norm {norm}",
+        "；价值模型学习率 {lr}，损失 {loss}，梯度范数 {norm}",
+    ),
+    # Why a term is clipped or not.
+    "verdict_inside": ("no", "否"),
+    "verdict_clipped_high": ("yes, high", "是，上界"),
+    "verdict_clipped_low": ("yes, low", "是，下界"),
+    "verdict_kept_high": ("no, kept", "否，保留"),
+    "verdict_kept_low": ("no, kept", "否，保留"),
+    "verdict_no_advantage": ("A = 0", "A = 0"),
+    "verdict_no_clip": ("–", "–"),
+    "verdict_masked": ("masked", "被遮罩"),
+    "why_inside": (
+        "no: the ratio is between {low} and {high}, so both terms are equal.",
+        "否：比率在 {low} 和 {high} 之间，两项相等。",
+    ),
+    "why_clipped_high": (
+        "yes, high: A > 0 and the ratio passed {high}; the gain is capped and the gradient is 0.",
+        "是，上界：A > 0 且比率超过 {high}；收益封顶，梯度为 0。",
+    ),
+    "why_clipped_low": (
+        "yes, low: A < 0 and the ratio fell below {low}; it is rare enough, the gradient is 0.",
+        "是，下界：A < 0 且比率低于 {low}；压得够低了，梯度为 0。",
+    ),
+    "why_kept_high": (
+        "no, kept: the ratio passed {high} though A < 0; min takes r·A, so it is pushed back.",
+        "否，保留：A < 0 而比率超过 {high}；min 取 r·A，仍会被压回去。",
+    ),
+    "why_kept_low": (
+        "no, kept: the ratio fell below {low} though A > 0; min takes r·A, so it is pulled back.",
+        "否，保留：A > 0 而比率低于 {low}；min 取 r·A，仍会被拉回来。",
+    ),
+    "why_no_advantage": (
+        "A = 0: nothing to gain or lose, whatever the ratio.",
+        "A = 0：不论比率多少，都没有得失。",
+    ),
+    "why_cispo": (
+        "yes: the weight is capped; the token keeps its gradient all the same.",
+        "是：权重封顶，但该词元仍保留梯度。",
+    ),
+    # Notes.
+    "note_given": (
+        "The response was given, not sampled: the log-probs say how likely the actor finds it.",
+        "回答是给定的，不是采样的：对数概率表示策略模型认为它有多可能。",
+    ),
+    "note_sampled": (
+        "Sampled as in training, at temperature {temperature} with seed {seed}; another --seed "
+        "gives another response.",
+        "与训练时一样采样：温度 {temperature}，种子 {seed}；换 --seed 会得到别的回答。",
+    ),
+    "note_truncated": (
+        "Truncated, and scored as it is; nothing is expected to follow (advantage.truncation "
+        "zero).",
+        "回答被截断，按现状打分；其后的价值按 0 计（advantage.truncation zero）。",
+    ),
+    "note_bootstrap": (
+        "Truncated, so not scored: the critic's value after the last token stands for what "
+        "would follow (advantage.truncation bootstrap).",
+        "回答被截断，不打分：用最后一个词元之后的价值代替后续奖励（advantage.truncation "
+        "bootstrap）。",
+    ),
+    "note_no_reference": (
+        "This recipe has no tether: no reference is loaded and the KL is 0.",
+        "此配方不约束 KL：没有加载参考模型，KL 为 0。",
+    ),
+    "note_same_reference": (
+        "Actor and reference are the same weights, so every KL is 0; trace a run (--model "
+        "runs/…) to see it move.",
+        "策略模型与参考模型权重相同，所以 KL 全为 0；用 --model runs/… "
+        "追踪一次训练，就能看到它变化。",
+    ),
+    "note_no_critic": (
+        "{estimator} needs no critic: values are 0, and δ is just the reward.",
+        "{estimator} 不需要价值模型：价值全为 0，δ 就是奖励。",
+    ),
+    "note_zero_head": (
+        "The critic is fresh and its head starts at zero, so every value is 0; a run's critic "
+        "has learnt.",
+        "价值模型是新建的，输出头从零开始，所以价值全为 0；训练过的才会猜。",
+    ),
+    "note_group": (
+        "{rows} responses were sampled and updated on together; the first one is shown.",
+        "共采样 {rows} 个回答并一起更新；这里展示第一个。",
+    ),
+    "note_no_signal": (
+        "Every advantage is 0, so the actor has nothing to learn here; try another --seed or "
+        "--response TEXT.",
+        "优势全为 0，策略模型在这里学不到东西；可换 --seed，或用 --response TEXT 给出回答。",
+    ),
+    "note_whitening": (
+        "Training whitens advantages over the whole batch (subtract its mean, divide by its "
+        "spread). One row is no batch, so the update here uses them raw.",
+        "训练时优势会在整个批次上做白化（减均值、除以标准差）。只有一行不成批次，"
+        "所以这里的更新用原始优势。",
+    ),
+    "note_fresh_adam": (
+        "Adam starts afresh, so each weight moves by about the learning rate, as in a run's "
+        "very first step.",
+        "Adam 从头开始，每个权重大约移动一个学习率，和训练的第一步一样。",
+    ),
+    "note_restored_adam": (
+        "Adam goes on from the run's moments, but one row pulls harder than a batch, and the "
+        "learning rate is the recipe's first, before any schedule.",
+        "Adam 接着该次训练的动量走；但只用一行数据比整批更新得更猛，学习率也是配方的初始值，"
+        "没有按计划衰减。",
+    ),
+    "note_not_saved": (
+        "The update was made on copies in memory; nothing was saved.",
+        "更新只发生在内存里的副本上，没有保存任何东西。",
+    ),
+    "source_typed": ("typed", "由命令行给出"),
+    "source_sum": ("worked out from the prompt", "由提示词算出"),
+    # Worked examples.
+    "title_kl": ("Exact KL", "精确 KL"),
+    "title_code": ("Code lengths in bits", "编码长度（比特）"),
+    "title_sampled": ("KL from samples", "由采样估计 KL"),
+    "title_prompt": (
+        "你知道1+1=2吗？ → 是的，1+1=2 (β = 0.01, γ = 1)",
+        "你知道1+1=2吗？ → 是的，1+1=2（β = 0.01，γ = 1）",
+    ),
+    "title_prompt_sums": ("The same response, summed", "同一个回答的合计"),
+    "title_clip": ("Clip, ε = 0.2", "裁剪，ε = 0.2"),
+    "title_surprisal": ("Surprisal", "自信息"),
+    "title_counting": ("Counting", "计数"),
+    "tether": ("tether", "tether"),
+    "right": ("right", "正确答案"),
+    "example": ("example", "例子"),
+    "common_mistake": ("✗ A common mistake ({name}): {text}", "✗ 常见错误（{name}）：{text}"),
+    "agree": (
+        "All {count} examples agree with the right answers to {tolerance:g}.",
+        "全部 {count} 个例子都与正确答案一致（误差不超过 {tolerance:g}）。",
+    ),
+    "differ": (
+        "{failed} of {count} examples differ from the right answer by more than {tolerance:g}.",
+        "{count} 个例子中有 {failed} 个与正确答案相差超过 {tolerance:g}。",
+    ),
+    "example_die": ("fair die, loaded die", "公平骰子与灌铅骰子"),
+    "example_coin": ("coin", "硬币"),
+    "example_tokens": ("search, think, answer", "搜索、思考、回答"),
+    "example_tokens_again": ("the same tokens again", "同样的词元，另一例"),
+    "example_weather": ("weather code", "天气编码"),
+    "example_forecaster": ("forecaster", "天气预报员"),
+    "example_mild": ("four moves, mild change", "四个动作，小改动"),
+    "example_wild": ("four moves, wild change", "四个动作，大改动"),
+    "example_grades": ("exam grades", "考试成绩"),
+    "example_answer": ("是的，1+1=2", "是的，1+1=2"),
+    "example_illustrative": (
+        "A = 0.13 0.10 0.08 0.05 0.03 0.05",
+        "A = 0.13 0.10 0.08 0.05 0.03 0.05",
+    ),
+    "example_rise": ("π 0.3 → 0.6, A = 1", "π 0.3 → 0.6，A = 1"),
+    "example_rise_reward": ("its reward, β = 0.1, π_ref = 0.3", "它的奖励，β = 0.1，π_ref = 0.3"),
+    "example_next_rollout": ("drawn next time at π = 0.6", "下一次以 π = 0.6 采到它"),
+    "example_fall": ("r = 0.5, A = −1", "r = 0.5，A = −1"),
+    "example_wrong_way": ("r = 1.5, A = −1", "r = 1.5，A = −1"),
+    "example_dual": ("r = 5, A = −1, dual clip 3", "r = 5，A = −1，双重裁剪 3"),
+    "example_million": ("one in a million", "百万分之一"),
+    "example_three_tenths": ("p = 0.3", "p = 0.3"),
+    "example_half": ("p = 0.5", "p = 0.5"),
+    "example_log_ratio": ("log(0.5 / 0.3)", "log(0.5 / 0.3)"),
+    "example_steps": (
+        "1024 rows, minibatches of 64, 4 epochs",
+        "1024 行，小批次 64 行，4 遍",
+    ),
+    "mistake_coin": (
+        "0.0262 nats: the logarithms were rounded before they were added.",
+        "0.0262 奈特：先把对数四舍五入再相加。",
+    ),
+    "mistake_tokens_again": (
+        "0.033 nats: again rounding carried through.",
+        "0.033 奈特：同样是舍入误差一路带了下来。",
+    ),
+    "mistake_weather": (
+        "0.204 bits: the cross-entropy was wrong to begin with.",
+        "0.204 比特：交叉熵一开始就算错了。",
+    ),
+    "mistake_code": (
+        "A cross-entropy of 1.361 bits; it is 1.279586.",
+        "交叉熵写成 1.361 比特；应为 1.279586。",
+    ),
+    "mistake_forecaster": (
+        "−0.064 bits: the sign is lost; KL is never negative.",
+        "−0.064 比特：符号弄反了；KL 从不为负。",
+    ),
+    "mistake_mild": ("0.01 nats: less than a third of it.", "0.01 奈特：不到正确值的三分之一。"),
+    "mistake_wild": ("0.5 nats: a quarter too high.", "0.5 奈特：高了四分之一。"),
+    "mistake_grades": (
+        "0.035 and 0.031 bits: the numbers are right, but they are nats.",
+        "0.035 和 0.031 比特：数没错，但单位是奈特。",
+    ),
+    "mistake_direction": (
+        "Taking this mean for KL(current‖reference). Drawn from the reference it estimates "
+        "−KL(reference‖current); PPO draws from the current policy, where the mean of k1 is "
+        "KL(current‖reference).",
+        "把这个均值当成 KL(当前‖参考)。从参考模型采样时它估计的是 −KL(参考‖当前)；PPO "
+        "从当前策略采样，那时 k1 的均值才是 KL(当前‖参考)。",
+    ),
+    "mistake_illustrative": (
+        "0.13 0.10 0.08 0.05 0.03 0.05: illustrative only, no λ gives them.",
+        "0.13 0.10 0.08 0.05 0.03 0.05：只是示意，没有哪个 λ 能算出它们。",
+    ),
+    "mistake_scaled": (
+        "Scaling the advantage by 0.930685. PPO's reward uses π_old, so k1 is 0 here; the new "
+        "policy pays for its KL when the next rollout draws from it.",
+        "把优势乘以 0.930685。PPO 的奖励用的是 π_old，这里 k1 为 0；新策略要到下一次采样才为 KL "
+        "付费。",
+    ),
+    "mistake_max": (
+        "Writing a max for A < 0. It is min(r·A, clip(r)·A) for either sign: −0.8 at r = 0.5, "
+        "−1.5 and not −1.2 at r = 1.5.",
+        "A < 0 时写成 max。不论正负都是 min(r·A, clip(r)·A)：r = 0.5 时为 −0.8，r = 1.5 时为 −1.5 "
+        "而不是 −1.2。",
+    ),
+    "mistake_million": ("23.2 bits.", "23.2 比特。"),
+    "mistake_units": (
+        "Calling 0.510826 bits; it is nats, and 0.736966 bits.",
+        "把 0.510826 说成比特；它是奈特，合 0.736966 比特。",
+    ),
+}
+
+
+def say(key: str, language: Language, **numbers: object) -> str:
+    english, chinese = WORDS[key]
+    return (chinese if language == "zh" else english).format(**numbers)
