@@ -69,3 +69,15 @@ def test_reward_to_go_discounts_and_carries_over_masked_columns():
 def test_remax_takes_the_greedy_score_off_every_token():
     advantages = remax(REWARDS[:1], torch.tensor([0.25]).double(), MASK[:1], gamma=1.0)
     assert advantages.tolist() == [[0.75, 0.75, 0.0]]
+
+
+def test_padding_does_not_change_the_last_bit():
+    """A longer row elsewhere in the batch widens this one; its float32 numbers stay the same."""
+    torch.manual_seed(0)
+    rewards = torch.randn(6, 7)
+    scores, mask = torch.arange(6.0), torch.ones(6, 7, dtype=torch.bool)
+    narrow = group_advantages("rloo", rewards, scores, mask, samples=3)
+    for extra in range(1, 60):
+        wide = torch.nn.functional.pad(rewards, (0, extra))
+        padded = torch.nn.functional.pad(mask, (0, extra))
+        assert torch.equal(group_advantages("rloo", wide, scores, padded, 3)[:, :7], narrow)

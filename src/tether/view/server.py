@@ -4,7 +4,9 @@ Every handler is short and runs in the event loop: a few milliseconds of reading
 name in a path is looked up in a listing of what there is, and never becomes part of a file name.
 """
 
+import errno
 import importlib.util
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -45,16 +47,17 @@ def serve(folder: Folder, host: str, port: int, demo: bool, ready: Callable[[str
 
 
 def bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port is {port}, but a port is a number from 0 to 65535.")
     try:
+        family = socket.getaddrinfo(host, None)[0][0]
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        if isinstance(error, socket.gaierror):
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             raise UserError(f"--host {host} is no address of this machine.") from None
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise UserError(
-            f"--port {port} on {host} cannot be used: {reason}; write another, such as "
-            f"--port {8378 if port == 8377 else 8377}."
+            f"--port {port} on {host} cannot be used: {os.strerror(error.errno).lower()}; write "
+            f"another, such as --port {port + 1 if port < 65535 else 8377}."
         ) from None
 
 

@@ -1,0 +1,293 @@
+"""What-if against the files of real runs, bit for bit, and against slow loops at other settings."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers import read_jsonl
+
+from tether.view.settings import own_settings, samples_per_prompt, update_kind
+from tether.view.source import Folder
+from tether.view.whatif import from_log, from_settings, read_kept
+from view.conftest import KINDS, client_of
+
+LOGGED = ("kl", "token_level_scores", "token_level_rewards", "values", "advantages", "returns")
+
+
+def float32_bits(numbers) -> list[int]:
+    return np.asarray(numbers, dtype=np.float32).view(np.int32).tolist()
+
+
+def file_rows(runs, kind: str, iteration: int = 1) -> dict[int, dict]:
+    rows = read_jsonl(runs / kind / "rollouts" / f"{iteration:06d}.jsonl")
+    return {row["row"]: row for row in rows}
+
+
+def what_if(client, kind: str, row: int, iteration: int = 1, **settings) -> dict:
+    path = f"/api/runs/{kind}/rollouts/{iteration}/{row}/whatif"
+    answer = client.get(path, params=settings)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def counts(row: dict) -> list[bool]:
+    return [cell and row["usable"] for cell in row["response_mask"]]
+
+
+def test_at_its_own_settings_every_row_equals_the_log_bit_for_bit(runs):
+    compared, cells_with_kl, moving_betas = 0, 0, set()
+    for kind in KINDS:
+        run = Folder(runs).runs()[kind]
+        config = run.read_config()[1]
+        for iteration in (0, 1):
+            rows = run.read_rollout(iteration)
+            some = next(iter(rows.by_number.values()))
+            own, samples = own_settings(config, some), samples_per_prompt(config)
+            kept = read_kept(rows, samples)
+            again = from_settings(kept, own, update_kind(config), samples).columns
+            for number, row in file_rows(runs, kind, iteration).items():
+                slot, size = kept.slot_of[number], len(row["response_ids"])
+                for name in (*LOGGED, "policy_advantages"):
+                    recomputed = again[name][slot, :size].tolist()
+                    assert float32_bits(recomputed) == float32_bits(row[name]), (kind, name)
+                compared += 1
+                cells_with_kl += sum(x != 0 for x in row["kl"])
+            moving_betas.add((kind, own.beta))
+    assert compared >= 100
+    assert cells_with_kl > 200
+    assert len([b for k, b in moving_betas if k == "gae"]) == 2  # the controller moved it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_server_says_the_same_before_and_after_at_the_own_settings(client, runs, kind):
+    row = next(iter(file_rows(runs, kind).values()))
+    body = what_if(client, kind, row["row"])
+    assert body["own"] is True
+    assert body["before"] == body["after"]
+    assert body["clip_before"] == body["clip_after"]
+    assert body["totals"]["before"] == body["totals"]["after"]
+    assert float32_bits(body["before"]["advantages"]) == float32_bits(row["advantages"])
+    assert body["note"] is None
+
+
+def test_the_runs_hold_what_the_comparison_is_about(runs):
+    """Whitened and bare, truncated and ended, unusable rows, lengths that differ, partial files."""
+    bare = file_rows(runs, "gae-bare").values()
+    assert any(row["final_value"] != 0 for row in bare)
+    assert all(row["policy_advantages"] == row["advantages"] for row in bare)
+    gae = file_rows(runs, "gae").values()
+    assert any(row["policy_advantages"] != row["advantages"] for row in gae)
+    assert any(not row["usable"] for i in (0, 1) for row in file_rows(runs, "opo", i).values())
+    assert any(row["greedy_score"] != 0 for row in file_rows(runs, "remax").values())
+    assert len(file_rows(runs, "grpo")) == 6
+    assert len({len(row["response_ids"]) for row in gae}) > 1
+
+
+def test_beta_changes_a_reward_by_its_change_times_the_kl(client, runs):
+    for row in file_rows(runs, "gae").values():
+        body = what_if(client, "gae", row["row"], beta=row["beta"] + 0.7)
+        for t, kl in enumerate(row["kl"]):
+            change = body["after"]["token_level_rewards"][t] - row["token_level_rewards"][t]
+            assert change == pytest.approx(-0.7 * kl, abs=2e-6)
+        assert body["own"] is False
+        assert body["settings"]["beta"] == row["beta"] + 0.7
+
+
+def slow_gae(rewards, values, final, mask, gamma, lam):
+    """Column by column from the definition: a sum over all later one-step errors."""
+    cells = [t for t, counts_here in enumerate(mask) if counts_here]
+    errors = {}
+    for i, t in enumerate(cells):
+        following = values[cells[i + 1]] if i + 1 < len(cells) else final
+        errors[t] = rewards[t] + gamma * following - values[t]
+    advantages = [0.0] * len(rewards)
+    for i, t in enumerate(cells):
+        advantages[t] = sum((gamma * lam) ** j * errors[u] for j, u in enumerate(cells[i:]))
+    return advantages, [errors.get(t, 0.0) for t in range(len(rewards))]
+
+
+@pytest.mark.parametrize("kind", ["gae", "gae-bare"])
+def test_gamma_and_lambda_give_what_a_slow_loop_gives(client, runs, kind):
+    rows = file_rows(runs, kind)
+    for number, row in rows.items():
+        body = what_if(client, kind, number, gamma=0.8, lam=0.5)
+        expected, errors = slow_gae(
+            row["token_level_rewards"], row["values"], row["final_value"], counts(row), 0.8, 0.5
+        )
+        assert body["after"]["advantages"] == pytest.approx(expected, abs=1e-5)
+        assert body["after"]["td_errors"] == pytest.approx(errors, abs=1e-5)
+        returns = [a + v for a, v in zip(expected, row["values"], strict=True)]
+        assert body["after"]["returns"] == pytest.approx(returns, abs=1e-5)
+
+
+def test_td_errors_of_the_log_follow_from_its_rewards_and_values(client, runs):
+    for number, row in file_rows(runs, "gae-bare").items():
+        body = client.get(f"/api/runs/gae-bare/rollouts/1/{number}").json()
+        _, errors = slow_gae(
+            row["token_level_rewards"], row["values"], row["final_value"], counts(row), 1.0, 0.8
+        )
+        assert body["columns"]["td_errors"] == pytest.approx(errors, abs=1e-5)
+
+
+SLOW_KL = {
+    "k1": lambda q: q,
+    "abs": abs,
+    "k2": lambda q: q * q / 2,
+    "k3": lambda q: math.exp(-q) - 1 + q,
+}
+
+
+@pytest.mark.parametrize("name", SLOW_KL)
+def test_another_kl_estimator_gives_its_own_formula(client, runs, name):
+    for number, row in list(file_rows(runs, "gae").items())[:4]:
+        body = what_if(client, "gae", number, kl_estimator=name)
+        expected = [
+            SLOW_KL[name](old - ref)
+            for old, ref in zip(row["old_log_probs"], row["ref_log_probs"], strict=True)
+        ]
+        assert body["after"]["kl"] == pytest.approx(expected, abs=1e-6)
+
+
+def slow_clip(ratio, advantage, low, high, dual):
+    """(objective, mark) of one token, by cases."""
+    if advantage > 0 and ratio > 1 + high:
+        return advantage * (1 + high), "high"
+    if advantage < 0 and ratio < 1 - low:
+        return advantage * (1 - low), "low"
+    if dual is not None and advantage < 0 and ratio > dual:
+        return advantage * dual, "dual"
+    return advantage * ratio, ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dual"), [(0.05, 0.08, 1.05), (0.2, 0.3, None), (0.01, 0.01, 1.02)]
+)
+def test_clips_and_objectives_are_those_of_the_cases(client, runs, low, high, dual):
+    marks = set()
+    for number, row in file_rows(runs, "gae").items():
+        body = what_if(client, "gae", number, eps_low=low, eps_high=high, dual_clip=dual or "none")
+        ratios = [
+            math.exp(new - old)
+            for new, old in zip(row["new_log_probs"], row["old_log_probs"], strict=True)
+        ]
+        cases = [
+            slow_clip(r, a, low, high, dual)
+            for r, a in zip(ratios, row["policy_advantages"], strict=True)
+        ]
+        assert body["after"]["ratio"] == pytest.approx(ratios, rel=1e-5)
+        assert body["after"]["objective"] == pytest.approx([o for o, _ in cases], abs=1e-5)
+        assert body["clip_after"] == [mark for _, mark in cases]
+        assert body["totals"]["after"]["clipped"] == sum(mark != "" for _, mark in cases)
+        assert body["totals"]["after"]["objective"] == pytest.approx(
+            sum(o for o, _ in cases), abs=1e-4
+        )
+        marks |= {mark for _, mark in cases}
+    assert marks >= {"", "high", "low"}
+    assert ("dual" in marks) is (dual is not None)
+
+
+def group_of(rows: dict[int, dict], number: int, samples: int = 3) -> list[dict]:
+    first = number // samples * samples
+    return [rows[first + i] for i in range(samples)]
+
+
+def test_another_estimator_compares_a_row_with_its_group(client, runs):
+    rows = file_rows(runs, "gae")
+    for number, row in rows.items():
+        body = what_if(client, "gae", number, estimator="rloo")
+        group = group_of(rows, number)
+        sums = [sum(r["token_level_rewards"]) for r in group]
+        own = sum(row["token_level_rewards"])
+        expected = own - (sum(sums) - own) / 2
+        if len({r["score"] for r in group}) == 1:
+            expected = 0.0
+        assert body["after"]["advantages"] == pytest.approx([expected] * len(row["kl"]), abs=1e-5)
+        assert body["after"]["returns"] == body["after"]["advantages"]  # no critic, no values
+        assert body["after"]["policy_advantages"] == body["after"]["advantages"]
+        assert body["settings"]["whiten"] is False
+
+
+def test_whitening_moves_with_the_moments_of_the_kept_rows(client, runs):
+    """With whole files kept, moved moments are the true ones: numpy over every token says so."""
+    rows = file_rows(runs, "gae")
+    cells = []
+    for row in rows.values():
+        advantages, _ = slow_gae(
+            row["token_level_rewards"], row["values"], row["final_value"], counts(row), 0.8, 0.5
+        )
+        cells += [a for a, c in zip(advantages, counts(row), strict=True) if c]
+    mean, variance = np.mean(cells), np.var(cells, ddof=1)
+    number, row = next(iter(rows.items()))
+    body = what_if(client, "gae", number, gamma=0.8, lam=0.5)
+    expected = [(a - mean) / math.sqrt(variance + 1e-8) for a in body["after"]["advantages"]]
+    assert body["after"]["policy_advantages"] == pytest.approx(expected, abs=1e-4)
+    assert f"{len(rows)} rows are kept" in body["note"]
+    assert "critic's values stay" in body["note"]
+
+
+def test_a_missing_row_of_a_group_is_said(client, runs, tmp_path):
+    shutil.copytree(runs / "grpo", tmp_path / "runs" / "grpo")
+    path = tmp_path / "runs" / "grpo" / "rollouts" / "000001.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[1:]))
+    number = int(read_jsonl(path)[0]["row"])
+    body = what_if(client_of(tmp_path / "runs"), "grpo", number)
+    assert "missing" in body["note"]
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("beta=-1", "beta"),
+        ("beta=nan", "beta"),
+        ("beta=inf", "beta"),
+        ("beta=", "beta"),
+        ("gamma=1.5", "gamma"),
+        ("lam=x", "lam"),
+        ("eps_low=0", "eps_low"),
+        ("eps_low=1.1", "eps_low"),
+        ("eps_high=-2", "eps_high"),
+        ("dual_clip=1", "dual_clip"),
+        ("estimator=sarsa", "estimator"),
+        ("estimator=remax", "estimator"),  # a gae run has no greedy responses
+        ("kl_estimator=full", "kl_estimator"),
+        ("learning_rate=1", "learning_rate"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(client, runs, query, names):
+    answer = client.get(f"/api/runs/gae/rollouts/1/0/whatif?{query}")
+    assert answer.status_code == 400
+    assert names in answer.json()["error"]
+
+
+def test_a_run_without_critic_offers_no_gae(client):
+    offered = client.get("/api/runs/remax").json()["whatif"]["estimators"]
+    assert "gae" not in offered
+    assert "remax" in offered
+
+
+def test_the_logged_journey_of_a_row_holds_the_files_numbers(client, runs):
+    for number, row in file_rows(runs, "gae").items():
+        body = client.get(f"/api/runs/gae/rollouts/1/{number}").json()
+        for name in ("rollout_log_probs", "old_log_probs", "new_log_probs", *LOGGED):
+            assert float32_bits(body["columns"][name]) == float32_bits(row[name])
+        assert body["tokens"] == row["response_tokens"]
+        assert body["ids"] == row["response_ids"]
+        assert body["mask"] == row["response_mask"]
+        assert body["row"]["beta"] == row["beta"]
+        assert body["row"]["whitening"] == row["whitening"]
+
+
+def test_what_if_runs_on_one_thread(client, runs):
+    what_if(client, "gae", 0)
+    assert torch.get_num_threads() == 1
+
+
+def test_from_log_keeps_logged_columns_as_they_are(runs):
+    run = Folder(runs).runs()["gae"]
+    config = run.read_config()[1]
+    kept = read_kept(run.read_rollout(1), 3)
+    stages = from_log(kept, own_settings(config), update_kind(config))
+    assert stages.columns["advantages"] is kept.logged["advantages"]
