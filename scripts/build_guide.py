@@ -1,8 +1,9 @@
 """Paste the output of commands into the guide: `python scripts/build_guide.py`.
 
-A block between `<!-- output of: COMMAND -->` and `<!-- end -->` is what COMMAND prints. The
-README's measured table is carried over to the Chinese one. With --check nothing is written, and
-the exit code is 1 if a page shows what is no longer printed.
+A block between `<!-- output of: COMMAND -->` and `<!-- end -->` is what COMMAND prints, or of that
+the section whose title begins so: `<!-- output of: COMMAND (section: TITLE) -->`. The README's
+measured table is carried over to the Chinese one. With --check nothing is written, and the exit
+code is 1 if a page shows what is no longer printed.
 """
 
 import argparse
@@ -17,8 +18,11 @@ from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.zh-CN.md", "docs/guide/*.md", "docs/zh/guide/*.md"]
-BLOCK = re.compile(r"<!-- output of: (?P<command>.+?) -->\n.*?<!-- end -->", re.DOTALL)
-COLUMNS = "100"
+BLOCK = re.compile(
+    r"<!-- output of: (?P<command>.+?)(?: \(section: (?P<section>.+?)\))? -->\n.*?<!-- end -->",
+    re.DOTALL,
+)
+COLUMNS = "120"
 DEMO = re.compile(r"<!-- demo table: .+?<!-- end -->", re.DOTALL)
 
 
@@ -34,11 +38,18 @@ def refreshed(text: str, output_of: Callable[[str], str]) -> str:
     """The page with every block as its command prints it now."""
 
     def fresh(block: re.Match[str]) -> str:
-        command = block["command"]
-        shown = f"```console\n$ {command}\n{output_of(command)}\n```"
-        return f"<!-- output of: {command} -->\n{shown}\n<!-- end -->"
+        marker, _, _ = block[0].partition("\n")
+        printed = output_of(block["command"])
+        shown = section(printed, block["section"]) if block["section"] else printed
+        return f"{marker}\n```console\n$ {block['command']}\n{shown}\n```\n<!-- end -->"
 
     return BLOCK.sub(fresh, text)
+
+
+def section(printed: str, title: str) -> str:
+    """The one section that begins so, with dots for what is left out."""
+    [found] = [part for part in printed.split("\n\n") if part.startswith(title)]
+    return f"…\n{found}\n…"
 
 
 def with_demo_table(text: str) -> str:
