@@ -36,14 +36,16 @@ def serve(folder: Folder, host: str, port: int, demo: bool, ready: Callable[[str
     """Serve until interrupted; `ready` is told the address once it answers."""
     with bind(host, port) as listener:
         port = listener.getsockname()[1]
-        app = make_app(folder, host, port, demo)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", ws="none",
-            server_header=False,
-        )  # fmt: skip
         shown = f"[{host}]" if ":" in host else host
         ready(f"http://{shown}:{port}")
-        uvicorn.Server(config).run(sockets=[listener])
+        make_server(make_app(folder, host, port, demo)).run(sockets=[listener])
+
+
+def make_server(app: Guard) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False
+    )
+    return uvicorn.Server(config)
 
 
 def bind(host: str, port: int) -> socket.socket:
