@@ -51,7 +51,7 @@ def _terms(
 ) -> dict[str, Any]:
     """Row 0, a number a token; an objective is a loss with the sign turned."""
     surrogate = cpi_policy_loss(new_log_probs, batch.old_log_probs, batch.policy_advantages)
-    low, high = clip_range(config)
+    bounds = clip_range(config)
     weights, length = batch.weights[0], int(batch.sequences.response_lengths[0])
 
     def numbers(x: Tensor) -> list[float]:
@@ -60,7 +60,7 @@ def _terms(
     def total(per_token: Tensor) -> float:
         return numbers((weights * per_token[0]).sum().reshape(1, 1))[0]
 
-    held = loss.ratio.clamp(low, high) if low is not None else None
+    held = None if bounds is None else loss.ratio.clamp(*bounds)
     return {
         "new_log_probs": numbers(new_log_probs),
         "ratio": numbers(surrogate.ratio),
@@ -69,7 +69,7 @@ def _terms(
         "clipped_terms": None if held is None else numbers(held * batch.policy_advantages),
         "objective_terms": numbers(-loss.per_token),
         "verdicts": [
-            _verdict(*cell, low, high)
+            _verdict(*cell, bounds)
             for cell in zip(
                 loss.ratio[0, :length].tolist(),
                 batch.policy_advantages[0, :length].tolist(),
@@ -83,24 +83,25 @@ def _terms(
     }
 
 
-def clip_range(config: Config) -> tuple[float | None, float | None]:
-    """Between which ratios the objective is not flat; nowhere bounded for kinds without a clip."""
+def clip_range(config: Config) -> tuple[float, float] | None:
+    """The ratios between which nothing is clipped; none for kinds without a clip."""
     update = config.actor.update
     if not hasattr(update, "eps_low"):
-        return None, None
+        return None
     return 1 - update.eps_low, 1 + update.eps_high
 
 
 def _verdict(
-    ratio: float, advantage: float, clipped: bool, counts: bool, low: float | None, high: float
+    ratio: float, advantage: float, clipped: bool, counts: bool, bounds: tuple[float, float] | None
 ) -> str:
     """Why a token's term is clipped or not, as a word that `words` spells out."""
     if not counts:
         return "masked"
-    if low is None:
+    if bounds is None:
         return "no_clip"
     if advantage == 0:
         return "no_advantage"
+    low, high = bounds
     if low <= ratio <= high:
         return "inside"
     side = "high" if ratio > high else "low"

@@ -241,7 +241,7 @@ def _length(outcome: Outcome) -> int:
 
 
 def _settings(subject: Subject, config: Config) -> dict[str, Any]:
-    low, high = clip_range(config)
+    low, high = clip_range(config) or (None, None)
     update = config.actor.update
     return {
         "seed": config.seed,
