@@ -7,13 +7,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What `make compare` trains; a recipe's name or the path of a YAML file.
 RECIPE ?= arithmetic
 
-.PHONY: demo test learn compare starter docs format lint type wheel clean
+.PHONY: demo test faults faults-quick learn compare starter recording docs figures guide \
+	screenshots format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
 	$(BIN)/tether train
 
 test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
 	$(BIN)/python -m pytest -m "not learn" --numprocesses 2
+
+faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, counted (under an hour)
+	$(BIN)/python scripts/faults.py --write
+
+faults-quick: $(VENV)/.installed-dev  ## a few of each; part of `make test`
+	$(BIN)/python -m pytest tests/faults
 
 learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every update kind (an hour)
 	$(BIN)/python scripts/measure_demo.py
@@ -26,8 +33,20 @@ compare: $(VENV)/.installed-dev  ## every trust region and estimator over three 
 starter: $(VENV)/.installed  ## rebuild the starter model and its data from nothing
 	$(BIN)/python scripts/build_starter.py
 
+recording: $(VENV)/.installed  ## the small run that `tether view --demo` shows
+	$(BIN)/python scripts/build_recording.py
+
 docs: $(VENV)/.installed-dev  ## the config reference and the metrics glossary, from the code
 	$(BIN)/python scripts/build_reference.py
+
+figures: $(VENV)/.installed-dev  ## the drawings of the guide, by tether's own functions
+	$(BIN)/python scripts/build_figures.py
+
+guide: $(VENV)/.installed-dev  ## run the guide's commands and paste what they print
+	$(BIN)/python scripts/build_guide.py
+
+screenshots: $(VENV)/.installed-dev $(VENV)/.browser  ## the pictures of docs/view.md
+	$(BIN)/python scripts/take_screenshots.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

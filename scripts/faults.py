@@ -1,0 +1,108 @@
+"""`make faults`: every fault that a run must survive, counted; exits 1 if anything was lost.
+
+With --write the table goes into docs/reliability.md.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ["OMP_NUM_THREADS"] = "1"
+# The fork server's children import from the tests folder too.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+
+from faults import input_rows, resume_rows  # noqa: E402
+from faults.row import Row  # noqa: E402
+from faults.world import make_world  # noqa: E402
+from measure import machine, paste  # noqa: E402
+
+from tether.cli.text import table  # noqa: E402
+
+
+def rows(bench: resume_rows.Bench, share: float) -> list[tuple[str, Callable[[], list[Row]]]]:
+    """What to run, with the full number of tries or a share of them."""
+
+    def some(tries: int) -> int:
+        return max(1, round(tries * share))
+
+    world, folder, seed = bench.world, bench.folder, bench.seed
+
+    def of_inputs(name: str, tries: int) -> tuple[str, Callable[[], list[Row]]]:
+        row = getattr(input_rows, f"row_{name.lower()}")
+        return name, lambda: [row(world, folder / name, some(tries), seed)]
+
+    return [
+        ("R1", lambda: resume_rows.r1_kills(bench, some(100))),
+        ("R2", lambda: [resume_rows.r2_kills_in_save(bench, some(3))]),
+        ("R3", lambda: [resume_rows.r3_ten_kills(bench, some(10))]),
+        ("R4", lambda: [resume_rows.r4_signals(bench, some(5))]),
+        ("R5", lambda: [resume_rows.r5_disk(bench, some(51))]),
+        ("R6", lambda: [resume_rows.r6_damage(bench, some(300), resumed=some(30))]),
+        ("R7", lambda: [resume_rows.r7_every_iteration(bench)]),
+        of_inputs("I1", 11),
+        of_inputs("I2", 15),
+        of_inputs("I3", 10),
+        of_inputs("I4", 10_000),
+        of_inputs("S5", 1_000),
+        of_inputs("S6", 10),
+        of_inputs("S8", 1),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--share", type=float, default=1.0, help="of the full number of tries")
+    parser.add_argument("--only", nargs="*", default=[], help="rows, such as R1 I2")
+    parser.add_argument("--write", action="store_true", help="paste into docs/reliability.md")
+    options = parser.parse_args()
+
+    folder = Path(tempfile.mkdtemp(prefix="tether-faults-"))
+    began = time.perf_counter()
+    bench = resume_rows.Bench(make_world(folder / "world"), folder, options.seed)
+    found: list[Row] = []
+    for name, run in rows(bench, options.share):
+        if options.only and name not in options.only:
+            continue
+        start = time.perf_counter()
+        print(f"{name} …", end=" ", flush=True)
+        new = run()
+        held = ", ".join(f"{row.number}: {row.held} of {row.tries} held" for row in new)
+        print(f"{held} ({time.perf_counter() - start:.0f} s)", flush=True)
+        found += new
+    minutes = (time.perf_counter() - began) / 60
+
+    lost = [row for row in found if not row.holds]
+    lines = [
+        *table([["#", "fault", "tries", "held"], *map(_cells, found)], numbers_from=2).split("\n"),
+        "",
+        *(f"  {row.number}: {row.remark}." for row in found if row.remark),
+        "",
+        f"  {minutes:.0f} minutes, seed {options.seed}. {_verdict(lost)}",
+    ]
+    print("\n" + "\n".join(lines))
+    if options.write:
+        paste(ROOT / "docs" / "reliability.md", "make faults", [*lines, f"  {machine()}"])
+    if not lost:
+        shutil.rmtree(folder)
+    sys.exit(1 if lost else 0)
+
+
+def _cells(row: Row) -> list[str]:
+    return [row.number, row.fault, f"{row.tries:,}", f"{row.held:,}"]
+
+
+def _verdict(lost: list[Row]) -> str:
+    return f"LOST: {', '.join(row.number for row in lost)}" if lost else "Nothing was lost."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Faults to survive with nothing lost: the rows of docs/reliability.md."""
