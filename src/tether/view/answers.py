@@ -199,7 +199,7 @@ def _row(rows: Rows, number: int) -> dict[str, Any]:
 
 
 def _null(x: float) -> float | None:
-    return None if math.isnan(x) else x
+    return x if math.isfinite(x) else None
 
 
 def _nulls(columns: Mapping[str, Sequence[float] | None]) -> Body:

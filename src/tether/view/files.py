@@ -8,11 +8,12 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 ANCHOR_BYTES = 256
+BATCH_LINES = 256
 SETTLED_SECONDS = 2.0  # a writer flushes whole lines; half a line that stays was cut off
 
 Signature = tuple[int, int, int, int]
@@ -56,6 +57,17 @@ def parse_object(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def parse_objects(lines: Sequence[str]) -> list[dict[str, Any] | None]:
+    """The same for many lines: as one list where all are whole, which takes half the time."""
+    try:
+        together = json.loads(f"[{','.join(lines)}]")
+    except (ValueError, RecursionError):
+        together = []
+    if len(together) == len(lines) and all(type(record) is dict for record in together):
+        return together
+    return [parse_object(line) for line in lines]
 
 
 class GrowingLines:
@@ -120,13 +132,15 @@ class GrowingLines:
         self.generation += 1
 
     def _parse(self, text: str) -> Iterator[dict[str, Any]]:
-        for line in text.split("\n") if text else ():
-            self.lines += 1
-            record = parse_object(line)
-            if record is None:
-                self.damage.append(f"{self.path.name}, line {self.lines} is no JSON object.")
-            else:
-                yield record
+        lines = text.split("\n") if text else []
+        for start in range(0, len(lines), BATCH_LINES):
+            batch = lines[start : start + BATCH_LINES]
+            for record in parse_objects(batch):
+                self.lines += 1
+                if record is None:
+                    self.damage.append(f"{self.path.name}, line {self.lines} is no JSON object.")
+                else:
+                    yield record
 
     def problems(self) -> list[str]:
         """What a person should know of this file, at most a few sentences."""

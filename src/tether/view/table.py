@@ -15,6 +15,8 @@ class Table:
         self.iterations: list[int] = []
         self.columns: dict[str, array[float]] = {}
         self.row_of: dict[int, int] = {}
+        self._names: tuple[str, ...] = ()  # of the last record: the next one mostly has the same
+        self._targets: list[array[float] | None] = []
 
     def __len__(self) -> int:
         return len(self.iterations)
@@ -24,16 +26,22 @@ class Table:
         iteration = record.get("iteration")
         if type(iteration) is not int:
             return
-        row = len(self.iterations)
-        for name, value in record.items():
-            if name in ("schema", "iteration"):
-                continue
-            column = self.columns.setdefault(name, array("d"))
-            if len(column) < row:
-                column.extend([math.nan] * (row - len(column)))
-            column.append(as_number(value))
-        self.row_of[iteration] = row
+        names = tuple(record)
+        if names != self._names:
+            self._names, self._targets = names, [self._column(name) for name in names]
+        for column, value in zip(self._targets, record.values(), strict=True):
+            if column is not None:
+                column.append(value if type(value) is float else as_number(value))
+        self.row_of[iteration] = len(self.iterations)
         self.iterations.append(iteration)
+
+    def _column(self, name: str) -> "array[float] | None":
+        """The column of that name, filled up to the row to come."""
+        if name in ("schema", "iteration"):
+            return None
+        column = self.columns.setdefault(name, array("d"))
+        column.extend([math.nan] * (len(self.iterations) - len(column)))
+        return column
 
     def at(self, name: str, row: int | None) -> float:
         column = self.columns.get(name)
