@@ -266,6 +266,11 @@ def test_every_update_kind_shows_its_own_terms(recipe, name):
     assert record["after"]["objective"] == pytest.approx(total, abs=1e-4)
 
 
+def test_the_actor_moves_even_where_the_recipe_warms_the_critic_up_first(recipe):
+    record = trace(recipe(critic__warmup_iterations=5))
+    assert record["after"]["new_log_probs"] != record["before"]["new_log_probs"]
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_shared_trunk_is_traced_too(recipe, shared):
     dotted = {"critic": {"shared_trunk": True}} if shared else {}

@@ -159,7 +159,7 @@ EXAMPLES: list[Example] = [
     Example(
         "clip", "wrong_way", OBJECTIVE, lambda: recompute.clipped(1.5, -1), (-1.5, -1.5), "max"
     ),
-    Example("clip", "dual", OBJECTIVE, lambda: recompute.clipped(5, -1, bound=3), (-3.0, 0.0)),
+    Example("clip", "dual", OBJECTIVE, lambda: recompute.clipped(5, -1, bound=3.0), (-3.0, 0.0)),
     Example(
         "surprisal",
         "million",
