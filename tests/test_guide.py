@@ -109,6 +109,20 @@ def test_every_long_number_in_the_prose_is_printed_by_a_command():
             assert number in printed, f"{name}: no command prints {number}"
 
 
+def test_the_sums_done_in_the_prose_are_right():
+    advantages = [0.155568, 0.132492, 0.108097, 0.093050, 0.077105, 0.049900]
+    page = read(ENGLISH / "trust-regions.md")
+    assert f"the mean advantage {sum(advantages) / 6:.4f}," in page
+    assert f"1/0.886920 = {1 / 0.886920:.4f}," in page
+    assert f"1/1.2 = {1 / 1.2:.4f}." in page
+    assert f"1.125, {0.35 / 0.3:.3f}, 0.75 and 0.5" in page
+    assert f"beyond r = {1 / 0.9:.3f}," in read(ENGLISH / "clip.md")
+    assert f"1 − 0.1 × 0.693147 = {1 - 0.1 * math.log(2):.6f}" in read(ENGLISH / "clip.md")
+    assert f"A_5 = 0.0297 + 0.95 × 0.0499 = {0.0297 + 0.95 * 0.0499:.6f}" in read(
+        ENGLISH / "advantages.md"
+    )
+
+
 # Two languages
 
 
