@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from tether.view.answers import read_series
 from tether.view.source import Folder
 from tether.view.table import MAX_POINTS, thin
-from view.conftest import MadeRun
+from view.conftest import MadeRun, client_of
 
 NAMES = [f"part{i // 8}/name{i % 8}" for i in range(40)]
 ROWS, TOKENS = 64, 16
@@ -115,3 +116,28 @@ def test_a_short_series_is_not_thinned():
 
 def test_a_series_of_nothing_but_gaps_is_thinned_too():
     assert len(thin([[float("nan")] * 4000], 4000)) >= 1000
+
+
+def test_following_a_large_run_costs_next_to_nothing(tmp_path):
+    """CPU of one look (the list and the new rows) after each new iteration of a long run.
+
+    At a look every two seconds, 20 ms are 1% of one core.
+    """
+    run = make_large_run(tmp_path, iterations=3000, files=300)
+    client = client_of(tmp_path)
+    names = ",".join(NAMES[:8])
+    since = client.get(f"/api/runs/large/series?names={names}").json()["next"]
+    looks = 20
+    spent = 0.0
+    for i in range(looks):
+        with (run / "metrics.jsonl").open("a") as file:
+            values = dict.fromkeys(NAMES, 0.5)
+            file.write(json.dumps({"schema": 1, "iteration": 3000 + i, **values}) + "\n")
+        began = time.process_time()
+        client.get("/api/runs")
+        body = client.get(f"/api/runs/large/series?names={names}&since={since}").json()
+        spent += time.process_time() - began
+        assert body["iteration"] == [3000 + i]
+        since = body["next"]
+    print(f"one look: {1000 * spent / looks:.1f} ms")
+    assert spent / looks < 0.02
