@@ -36,6 +36,12 @@ async function request(path) {
   return body;
 }
 
+// The name that the export gave the file of an answer: no slash, no percent sign.
+function exportedFile(path) {
+  const name = path.replace("/api/", "").replaceAll("/", "+").replaceAll("%", "=");
+  return `data/${name}.js`;
+}
+
 const loading = new Map();
 
 function load(path) {

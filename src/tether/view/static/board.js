@@ -103,7 +103,7 @@ class Chart {
 }
 
 function tracesOf(name, series, style) {
-  const curve = line(series.iteration, series.values[name] ?? [], style);
+  const curve = line(series.iteration, series.values.get(name) ?? [], style);
   if (name !== SCORE) return [curve];
   return [curve, held(series.evals, "sampled", style, "circle"), held(series.evals, "greedy", style, "diamond")];
 }

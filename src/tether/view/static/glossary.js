@@ -50,8 +50,8 @@ const CHINESE_MEANINGS = {
 };
 
 export function meaningOf(name, glossary) {
-  if (spoken() === "zh" && name in CHINESE_MEANINGS) return CHINESE_MEANINGS[name];
-  const entry = glossary?.[name];
+  if (spoken() === "zh" && Object.hasOwn(CHINESE_MEANINGS, name)) return CHINESE_MEANINGS[name];
+  const entry = Object.hasOwn(glossary ?? {}, name) ? glossary[name] : null; // "constructor" has none
   return entry ? `${sentence(entry.meaning)} ${entry.reading}` : "";
 }
 

@@ -1,6 +1,6 @@
 // The frame of the page: header, banner, which view is shown, and the two-second tick.
 
-import { Gone, exported } from "./api.js";
+import { Gone, Refused, exported } from "./api.js";
 import { button, h, link } from "./dom.js";
 import { iterationView } from "./iteration.js";
 import { currentPlace } from "./place.js";
@@ -21,7 +21,7 @@ let problems = [];
 
 const page = {
   problems(list) {
-    problems = list;
+    problems = [...new Set(list)];
     banner();
   },
   soon: () => guarded(() => shown?.tick?.()),
@@ -67,6 +67,7 @@ async function guarded(act) {
     gone = false;
   } catch (error) {
     gone = error instanceof Gone;
+    if (!gone && !(error instanceof Refused)) console.error(error);
     if (!gone && !shown) place(nowhere(error.message));
     else if (!gone) problems = [error.message];
   }

@@ -1,6 +1,6 @@
 // What a run wrote down in words: its events and its config.
 
-import { get, runPath } from "./api.js";
+import { exported, get, runPath } from "./api.js";
 import { button, h } from "./dom.js";
 import { runTabs } from "./run.js";
 import { number, visible, visibleLines } from "./text.js";
@@ -15,13 +15,14 @@ export async function eventsView(page, id) {
   async function show() {
     const answer = await get(`${runPath(id, "events")}?offset=${offset}&limit=${PAGE}`);
     page.problems(answer.problems);
+    const events = exported() ? answer.events.slice(offset, offset + PAGE) : answer.events;
     const turn = (by) => {
       offset += by;
       page.run(show);
     };
     body.replaceChildren(
       h("p", { class: "muted" }, answer.total ? t("events_total", { total: answer.total }) : t("no_events")),
-      answer.total ? eventTable(answer.events) : "",
+      answer.total ? eventTable(events) : "",
       h(
         "p",
         {},

@@ -36,9 +36,8 @@ export async function rowView(page, id, iteration, number_) {
       panel.element,
       h("details", { class: "card" }, h("summary", {}, t("all_columns")), everyNumber(row, journey)),
     ),
-    start() {
-      journey.chart();
-      panel.start();
+    async start() {
+      await Promise.all([journey.chart(), panel.start()]);
     },
   };
 }
@@ -158,7 +157,7 @@ class Journey {
       line(mask.map((_, i) => i), columns[name].map((x, i) => (mask[i] ? x : null)), style),
     );
     this.mark = () => markAt(this.plot, this.at);
-    draw(this.plot, traces, { height: 280, xaxis: { dtick: mask.length < 16 ? 1 : null } }).then(this.mark);
+    return draw(this.plot, traces, { height: 280, xaxis: { dtick: mask.length < 16 ? 1 : null } }).then(this.mark);
   }
 }
 

@@ -31,7 +31,7 @@ export function runView(page, id) {
 class RunView {
   constructor(page, id) {
     Object.assign(this, { page, id });
-    this.board = new Board(() => this.tick());
+    this.board = new Board(() => page.soon());
     this.summary = h("div");
     this.evals = h("section");
     this.meanings = h("details", { class: "card" });

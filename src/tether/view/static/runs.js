@@ -1,6 +1,6 @@
 // The first view: every run with its state, and the curves of those that are ticked.
 
-import { Gone, get } from "./api.js";
+import { Refused, get } from "./api.js";
 import { Board } from "./board.js";
 import { h, labelled, link } from "./dom.js";
 import { currentPlace, noteChoice } from "./place.js";
@@ -17,12 +17,13 @@ class RunsView {
     this.page = page;
     this.colours = new Map(); // run -> index of its colour, kept while it is ticked
     this.listed = [];
-    this.chosen = null;
+    this.chosen = new Set();
+    this.touched = false; // nobody has ticked anything yet
     this.stale = true; // what is ticked differs from what is drawn
     this.find = h("input", { type: "search", on: { input: () => this.list() } });
     this.items = h("ul", { class: "runs" });
     this.note = h("p", { class: "muted" });
-    this.board = new Board(() => this.tick());
+    this.board = new Board(() => page.soon());
     this.finder = labelled(t("find_run"), this.find);
     this.element = h(
       "div",
@@ -39,7 +40,7 @@ class RunsView {
   async tick() {
     const answer = await get("/api/runs");
     this.listed = [...answer.runs].sort((a, b) => b.modified - a.modified);
-    this.chosen ??= this.firstChoice();
+    if (!this.touched && !this.chosen.size) this.chosen = this.firstChoice();
     this.list();
     this.note.textContent = this.sentence(answer.demo);
     const shown = this.listed.filter((run) => this.chosen.has(run.id));
@@ -52,7 +53,7 @@ class RunsView {
 
   // A run may vanish between the listing and the question; the others are shown all the same.
   lost(run, error) {
-    if (error instanceof Gone) throw error;
+    if (!(error instanceof Refused)) throw error;
     seriesOf(run.id).problems = [error.message];
     return false;
   }
@@ -81,6 +82,7 @@ class RunsView {
   }
 
   toggle(id, on) {
+    this.touched = true;
     if (on) this.chosen.add(id);
     else {
       this.chosen.delete(id);
@@ -95,7 +97,9 @@ class RunsView {
   sentence(demo) {
     if (!this.listed.length) return t("no_runs");
     if (demo) return t("demo");
-    return this.chosen.size ? "" : t("choose_run");
+    if (!this.chosen.size) return t("choose_run");
+    const empty = this.listed.every((run) => !this.chosen.has(run.id) || run.iterations === 0);
+    return empty ? t("waiting") : "";
   }
 
   problemsOf(shown) {

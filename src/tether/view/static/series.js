@@ -16,7 +16,7 @@ export class RunSeries {
   restart(names) {
     this.names = names;
     this.iteration = [];
-    this.values = Object.fromEntries(names.map((name) => [name, []]));
+    this.values = new Map(names.map((name) => [name, []])); // a metric may be named "__proto__"
     this.next = 0;
     this.generation = null; // of the file: another one means that it was begun anew
   }
@@ -53,14 +53,14 @@ export class RunSeries {
     this.iteration = this.iteration.concat(answer.iteration);
     for (const name of this.names) {
       const more = answer.values[name] ?? answer.iteration.map(() => null);
-      this.values[name] = this.values[name].concat(more);
+      this.values.set(name, this.values.get(name).concat(more));
     }
     this.next = answer.next;
     this.generation = answer.generation ?? null;
   }
 
   last(name) {
-    return this.values[name]?.findLast((value) => value !== null) ?? null;
+    return this.values.get(name)?.findLast((value) => value !== null) ?? null;
   }
 }
 

@@ -1,7 +1,7 @@
 // What if beta were twice as large? Sliders and choices; the server computes the row again with
 // the functions that trained it, and both answers stand side by side.
 
-import { exported, get } from "./api.js";
+import { Refused, exported, get } from "./api.js";
 import { button, debounce, h, labelled, select } from "./dom.js";
 import { currentPlace, noteChoice } from "./place.js";
 import { fullValue, number, visibleToken } from "./text.js";
@@ -59,7 +59,8 @@ class WhatIf {
     try {
       this.own = (await get(`${this.path}/whatif`)).settings;
     } catch (error) {
-      this.said.textContent = error.message || t("whatif_missing");
+      if (!(error instanceof Refused)) throw error;
+      this.said.textContent = error.message;
       return;
     }
     this.build();
@@ -111,7 +112,7 @@ class WhatIf {
     box.addEventListener("change", follow);
     exact.addEventListener("input", () => box.checked && follow());
     const field = labelled(t("dual_clip"), exact);
-    exact.replaceWith(h("span", { class: "field" }, box, exact));
+    field.append(h("span", { class: "field" }, box, exact));
     return field;
   }
 
@@ -137,7 +138,7 @@ class WhatIf {
       const answer = await get(`${this.path}/whatif${query ? `?${query}` : ""}`);
       if (question === this.asked) this.show(answer);
     } catch (error) {
-      if (question === this.asked) this.said.textContent = error.message || t("gone");
+      if (question === this.asked) this.said.textContent = error instanceof Refused ? error.message : t("gone");
     }
   }
 

@@ -29,7 +29,6 @@ const ENGLISH = {
   more_curve: "Add a curve",
   choose: "choose …",
   remove: "Remove",
-  per_iteration: "by iteration",
   eval_marks: "held-out: ● sampled ◆ greedy, 95% interval",
   chart_of: "Curve of {name}",
   evals: "Held-out evaluations",
@@ -91,7 +90,6 @@ const ENGLISH = {
   all_columns: "Every number of every token",
   below: "below {centre}",
   above: "above {centre}",
-  none: "none",
   clip_none: "not clipped",
   clip_high: "clipped: risen enough",
   clip_low: "clipped: fallen enough",
@@ -99,16 +97,12 @@ const ENGLISH = {
   whitening: "whitening",
   beta: "beta",
   final_value: "final value",
-  usable: "usable",
-  yes: "yes",
-  no: "no",
 
   whatif: "What if …",
   whatif_help: "The same tokens under other settings, computed by the functions that trained. Nothing is trained again.",
   whatif_export: "What-if computes, so it needs `tether view`; this is a saved copy.",
   whatif_own: "These are the run's own settings: after equals before.",
   whatif_changed: "{cells} cells differ from the run.",
-  whatif_missing: "This row was written by an older version, so it cannot be computed again.",
   reset: "Back to the run's settings",
   before: "before",
   after: "after",
@@ -184,7 +178,6 @@ const CHINESE = {
   more_curve: "添加曲线",
   choose: "请选择……",
   remove: "移除",
-  per_iteration: "按轮次",
   eval_marks: "留出集：● 采样 ◆ 贪心，竖线为 95% 区间",
   chart_of: "{name} 的曲线",
   evals: "留出集评估",
@@ -246,7 +239,6 @@ const CHINESE = {
   all_columns: "每个 token 的全部数值",
   below: "低于 {centre}",
   above: "高于 {centre}",
-  none: "无",
   clip_none: "未裁剪",
   clip_high: "已裁剪：升得够多",
   clip_low: "已裁剪：降得够多",
@@ -254,16 +246,12 @@ const CHINESE = {
   whitening: "白化",
   beta: "beta",
   final_value: "末端价值",
-  usable: "可用",
-  yes: "是",
-  no: "否",
 
   whatif: "如果……会怎样",
   whatif_help: "同样的 token，换一组设置，用训练时的同一批函数重新计算；不会重新训练。",
   whatif_export: "“如果”需要计算，请用 `tether view` 打开；这里是保存下来的副本。",
   whatif_own: "当前就是这次运行自己的设置，前后完全相同。",
   whatif_changed: "有 {cells} 个数值与原运行不同。",
-  whatif_missing: "这一行由旧版本写下，无法重新计算。",
   reset: "恢复运行自己的设置",
   before: "之前",
   after: "之后",
@@ -316,7 +304,7 @@ export const LANGUAGES = { en: ENGLISH, zh: CHINESE };
 let language = "en";
 
 export function speak(code) {
-  language = code in LANGUAGES ? code : "en";
+  language = Object.hasOwn(LANGUAGES, code) ? code : "en";
 }
 
 export function spoken() {
@@ -324,6 +312,6 @@ export function spoken() {
 }
 
 export function t(key, values = {}) {
-  const sentence = LANGUAGES[language][key] ?? key;
+  const sentence = Object.hasOwn(LANGUAGES[language], key) ? LANGUAGES[language][key] : String(key);
   return sentence.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? String(values[name]) : whole));
 }

@@ -1,0 +1,98 @@
+"""A real browser on a real server over real runs; shared by all tests, as each takes a second."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
+ITERATIONS = 8
+WIDE = {"width": 1280, "height": 900}
+
+TINY = {  # the arithmetic recipe, small enough for several iterations a second
+    "--train.eval_prompts": 8,
+    "--rollout.prompts": 8,
+    "--actor.minibatch_rows": 8,
+    "--run.rollouts_every": 1,
+    "--threads": 1,
+}
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of `tether view` over a folder, on a port that is free."""
+    command = [sys.executable, "-m", "tether", "view", str(folder), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        said = process.stdout.readline()
+        yield next(word for word in said.split() if word.startswith("http://"))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_until(page, expression: str, seconds: float = 15) -> None:
+    """Until a JavaScript expression holds. The page's policy forbids Playwright's own way of
+    waiting, which evaluates text inside the page."""
+    for _ in range(int(seconds / 0.1)):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"never came true: {expression}")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport=WIDE, locale="en-GB")
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    yield page
+    context.close()
+
+
+@contextmanager
+def trained(run: Path, iterations: int) -> Iterator[subprocess.Popen]:
+    """`tether train` at work."""
+    options = [str(part) for pair in TINY.items() for part in pair]
+    command = [sys.executable, "-m", "tether", "train", "arithmetic", *options]
+    command += ["--train.iterations", str(iterations), "--run.dir", str(run)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=ENVIRONMENT, **quiet)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def run(browser, tmp_path_factory) -> Path:
+    """The directory of a run that has ended."""
+    run = tmp_path_factory.mktemp("runs") / "live"
+    with trained(run, ITERATIONS) as process:
+        assert process.wait(timeout=120) == 0
+    return run
+
+
+@pytest.fixture(scope="session")
+def address(run) -> Iterator[str]:
+    """The page over that run."""
+    with served(run.parent) as address:
+        yield address

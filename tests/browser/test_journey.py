@@ -1,0 +1,136 @@
+"""A row's tokens: their colours, their words, and what other settings make of them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tests.helpers import read_jsonl
+
+ITERATION = 5
+
+
+@pytest.fixture
+def row(page, run, address):
+    """The page at a row of several tokens, and that row as the run's file has it."""
+    rows = read_jsonl(run / "rollouts" / f"{ITERATION:06d}.jsonl")
+    row = max(rows, key=lambda row: len(row["response_ids"]))
+    page.goto(f"{address}/#/run/live/iteration/{ITERATION}/row/{row['row']}")
+    page.wait_for_selector(".chip")
+    page.wait_for_selector("td.after")
+    return row
+
+
+def colours(page) -> list[str]:
+    page.wait_for_timeout(250)  # the colours fade over
+    return page.eval_on_selector_all(
+        ".chip", "es => es.map(e => getComputedStyle(e).backgroundColor)"
+    )
+
+
+def test_chips_take_the_colours_of_the_chosen_column(page, row):
+    seen = set()
+    for column in ("kl", "values", "ratio"):
+        page.get_by_label("Colour by").select_option(column)
+        seen.add(tuple(colours(page)))
+        assert page.locator(".bar .legend strong").inner_text() == column
+        centre = 1 if column == "ratio" else 0
+        numbers = row[column] if column != "ratio" else ratios(row)
+        reach = max(abs(x - centre) for x in numbers)
+        ends = page.locator(".bar .legend .num").evaluate_all("es => es.map(e => e.title)")
+        assert [float(x) for x in ends] == pytest.approx([centre - reach, centre + reach], rel=1e-5)
+        sides = page.eval_on_selector_all(
+            ".chip", "es => es.map(e => e.classList.contains('below'))"
+        )
+        assert sides == [x < centre for x in numbers]
+    assert len(seen) == 3
+
+
+def ratios(row: dict) -> list[float]:
+    pairs = zip(row["new_log_probs"], row["old_log_probs"], strict=True)
+    return [float(np.exp(np.float32(new) - np.float32(old))) for new, old in pairs]
+
+
+def test_clip_states_have_their_own_legend(page, row):
+    page.get_by_label("Colour by").select_option("clip")
+    assert "clipped: fallen enough" in page.locator(".bar .legend").inner_text()
+
+
+def test_a_token_is_explained_by_its_own_numbers(page, row):
+    """delta and advantage of the token before the last, worked out here by hand."""
+    at = len(row["response_ids"]) - 2
+    page.locator(".chip").nth(at).focus()
+    said = page.locator(".detail").inner_text().replace("\u2212", "-")
+    r, value, after = (
+        row["token_level_rewards"][at],
+        row["values"][at],
+        row["values"][at + 1],
+    )
+    delta = r + 1.0 * after - value
+    advantage = delta + 0.95 * row["advantages"][at + 1]
+    surprise = next(line for line in said.splitlines() if line.startswith("δ = "))
+    assert float(surprise.rpartition("= ")[2]) == pytest.approx(delta, rel=2e-3, abs=1e-6)
+    total = next(line for line in said.splitlines() if line.startswith("Â = "))
+    assert float(total.rpartition("= ")[2]) == pytest.approx(advantage, rel=2e-3, abs=1e-6)
+    assert f"{100 * math.exp(row['old_log_probs'][at]):.3g}%"[:4] in said
+
+
+def test_moving_beta_moves_the_numbers_and_reset_brings_them_back(page, row):
+    def after(column: int) -> list[float]:
+        cells = page.locator(f".whatif .numbers tbody tr td:nth-child({column})")
+        return [float(x) for x in cells.evaluate_all("es => es.map(e => e.title)")]
+
+    rewards_before, rewards_after = 4, 5  # token, kl twice, token_level_rewards twice
+    assert after(rewards_after) == after(rewards_before)
+    page.locator(".whatif").get_by_label("beta").first.fill("0.5")
+    page.wait_for_selector("td.differs")
+    moved = [
+        r - (0.5 - row["beta"]) * kl
+        for r, kl in zip(row["token_level_rewards"], row["kl"], strict=True)
+    ]
+    assert after(rewards_after) == pytest.approx(moved, abs=1e-6)
+    assert "beta=0.5" in page.url, "the address shows it again"
+
+    page.get_by_role("button", name="Back to the run's settings").click()
+    page.get_by_text("after equals before").wait_for()
+    assert page.locator("td.differs").count() == 0
+    assert after(rewards_after) == pytest.approx(row["token_level_rewards"], rel=1e-6)
+    assert "beta" not in page.url
+
+
+def test_the_beta_slider_is_a_slider(page, row):
+    slider = page.locator(".whatif input[type=range]").first
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("td.differs")
+
+
+def test_a_setting_that_cannot_be_is_answered_in_words(page, row):
+    page.locator(".whatif").get_by_label("gamma").first.fill("7")
+    page.locator(".whatif").get_by_text("gamma is '7'").wait_for()
+
+
+def test_what_if_at_own_settings_equals_the_file_bit_for_bit(page, run, address):
+    """As the page itself asks for it; the file's decimals read back to the same float32."""
+    page.goto(address)
+    columns = ("kl", "token_level_rewards", "advantages", "returns", "policy_advantages")
+    rows = [row for path in sorted((run / "rollouts").glob("*.jsonl")) for row in read_jsonl(path)]
+    rows = rows[:120]
+    assert len(rows) >= 100
+    paths = [f"/api/runs/live/rollouts/{row['iteration']}/{row['row']}/whatif" for row in rows]
+    answers = page.evaluate(
+        """async (paths) => {
+            const { get } = await import("/static/api.js");
+            const answers = [];
+            for (const path of paths) answers.push(await get(path));
+            return JSON.stringify(answers);
+        }""",
+        paths,
+    )
+    for row, answer in zip(rows, json.loads(answers), strict=True):
+        assert answer["own"]
+        for name in columns:
+            logged = np.array(row[name], dtype=np.float32)
+            computed = np.array(answer["after"][name], dtype=np.float32)
+            assert logged.tobytes() == computed.tobytes(), (row["iteration"], row["row"], name)
