@@ -70,6 +70,26 @@ def test_the_objective_is_written_out_term_by_term(record):
     assert line.endswith(f" = {number(record['before']['l_cpi'])}")
 
 
+@pytest.mark.parametrize(
+    ("settings", "verdict", "sentence"),
+    [
+        ({}, "clipped_low", "yes, low: A < 0 and the ratio fell below 0.8"),
+        ({}, "kept_low", "no, kept: the ratio fell below 0.8 though A > 0"),
+        ({"dual_clip": 3.0}, "clipped_dual", "yes, high: A < 0 and the ratio passed 3, the dual"),
+        ({"update": "cispo"}, "clipped_high", "yes: the weight is capped"),
+        ({"update": "cispo"}, "inside", "no: the ratio is below 1.2, so it weighs the token"),
+    ],
+)
+def test_why_a_term_is_clipped_is_said_once_for_all_such_tokens(
+    record, settings, verdict, sentence
+):
+    changed = json.loads(json.dumps(record))
+    changed["settings"] |= settings
+    changed["after"]["verdicts"] = [verdict] * 4
+    found = [text for text in texts(tell(changed, "en", False)) if text.startswith(sentence)]
+    assert len(found) == 1
+
+
 def test_plain_words_come_only_when_asked_for(record):
     plain, explained = (texts(tell(record, "en", explain)) for explain in (False, True))
     assert "↳ points for the whole answer" not in plain

@@ -286,6 +286,7 @@ def test_a_shared_trunk_is_traced_too(recipe, shared):
         (1.3, 1.0, True, "clipped_high"),
         (0.7, -1.0, True, "clipped_low"),
         (1.3, -1.0, False, "kept_high"),
+        (3.1, -1.0, True, "clipped_dual"),
         (0.7, 1.0, False, "kept_low"),
         (1.3, 0.0, False, "no_advantage"),
     ],

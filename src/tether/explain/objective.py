@@ -105,4 +105,6 @@ def _verdict(
     if low <= ratio <= high:
         return "inside"
     side = "high" if ratio > high else "low"
+    if clipped and side == "high" and advantage < 0:
+        return "clipped_dual"
     return f"clipped_{side}" if clipped else f"kept_{side}"

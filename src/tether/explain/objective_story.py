@@ -31,6 +31,8 @@ def _goal(record: Mapping[str, Any], speak: Say) -> list[str]:
         "r = π_new / π_old,  L^CPI = Σ w·r·A;  "
         + speak("goal_weights", aggregation=s["aggregation"]),
     ]
+    if s["rows"] > 1:
+        lines.append(speak("goal_share", rows=s["rows"]))
     if s["entropy_coef"] or s["kl_in_loss_coef"]:
         lines.append(speak("goal_extra", entropy=s["entropy_coef"], kl=s["kl_in_loss_coef"]))
     return lines
@@ -48,7 +50,7 @@ def _sums(record: Mapping[str, Any], moment: str, speak: Say) -> list[str]:
     if record["settings"]["update"] in ("cpi", "trpo"):
         return lines
     clipped, objective = terms["clipped_terms"], terms["objective_terms"]
-    if record["settings"]["update"] in ("clip", "gspo"):
+    if record["settings"]["update"] in ("clip", "gspo") and not record["settings"]["dual_clip"]:
         used = [
             ratio * advantage
             for ratio, advantage in zip(terms["objective_ratio"], advantages, strict=True)
@@ -95,7 +97,8 @@ def tell_after(record: Mapping[str, Any], speak: Say, explain: bool) -> Section:
         legend = [[h, cells[-1], speak(what)] for h, cells, what in columns if what]
         blocks.append(speak("in_words") + speak("at_token", token=rows[-1][0]))
         blocks.append(Table([[speak("name"), speak("values_of"), ""], *legend], numbers_from=3))
-    return Section(speak("title_after"), blocks)
+    learns = record["new_values"] is not None
+    return Section(speak("title_after" if learns else "title_after_actor"), blocks)
 
 
 def _what_term(clips: bool) -> str:
@@ -123,10 +126,12 @@ def _occurring(verdicts: Sequence[str]) -> list[str]:
 
 
 def _why(verdict: str, settings: Mapping[str, Any], speak: Say) -> str:
+    low, high = _bound(settings["ratio_low"]), _bound(settings["ratio_high"])
     if settings["update"] == "cispo" and verdict.startswith("clipped"):
         return speak("why_cispo")
-    low, high = _bound(settings["ratio_low"]), _bound(settings["ratio_high"])
-    return speak(f"why_{verdict}", low=low, high=high)
+    if settings["update"] == "cispo" and verdict == "inside":
+        return speak("why_weight", high=high)
+    return speak(f"why_{verdict}", low=low, high=high, dual=_bound(settings["dual_clip"]))
 
 
 def _sum(terms: list[str], weights: Sequence[float], speak: Say) -> str:

@@ -36,7 +36,7 @@ def _heading(record: Mapping[str, Any], speak: Say) -> Section:
         [speak("model"), record["model"]],
         [speak("prompt"), record["prompt"]],
         [speak("response"), record["response"]],
-        [speak("finish"), speak(record["finish_reason"])],
+        [speak("finish"), speak("given" if record["response_given"] else record["finish_reason"])],
     ]
     if columns:
         rows.append([speak("reward_given"), f"{columns}  ({source})"])
@@ -171,9 +171,10 @@ def _group(record: Mapping[str, Any], speak: Say) -> Section:
 
 
 def _notes(record: Mapping[str, Any], speak: Say) -> Section:
-    numbers = {name: record["settings"][name] for name in ("temperature", "seed", "rows")}
-    estimator = record["settings"]["estimator"]
-    lines = [f"• {speak(note, estimator=estimator, **numbers)}" for note in record["notes"]]
+    settings = record["settings"]
+    numbers = {name: settings[name] for name in ("seed", "rows", "estimator")}
+    numbers["temperature"] = f"{settings['temperature']:g}"
+    lines = [f"• {speak(note, **numbers)}" for note in record["notes"]]
     return Section(speak("title_notes"), [*lines, *(f"• {event}" for event in record["events"])])
 
 

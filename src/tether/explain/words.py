@@ -2,7 +2,7 @@
 
 Keys of one kind share a prefix: `title_` heads a section, `what_` tells a twelve-year-old what a
 number is, `why_` says why a term is clipped or not, `note_` puts a trace in its place, `mistake_`
-is what people get wrong in a worked example. Imports nothing.
+is what people get wrong in a worked example. Imports nothing of tether.
 """
 
 from typing import Literal
@@ -31,7 +31,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "6 优势：比预期好还是差？",
     ),
     "title_tokens": ("7 Every number of every token", "7 每个词元的每个数"),
-    "title_group": ("The responses that are compared", "同组对比的各个回答"),
+    "title_group": ("All rows of this update", "本次更新的所有回答"),
     "title_before": (
         "8 The objective before the update: every ratio is 1",
         "8 更新前的目标函数：所有比率都是 1",
@@ -40,6 +40,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "9 After one critic and one actor update",
         "9 价值模型和策略模型各更新一步之后",
     ),
+    "title_after_actor": ("9 After one actor update", "9 策略模型更新一步之后"),
     "title_notes": ("Notes", "说明"),
     # Labels.
     "model": ("model", "模型"),
@@ -47,6 +48,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "response": ("response", "回答"),
     "finish": ("ended by", "结束原因"),
     "eos": ("EOS, by the model itself", "模型自己输出了结束符"),
+    "given": ("EOS, put after the given text", "给定文本之后补上的结束符"),
     "length": ("the length limit: truncated", "达到长度上限：被截断"),
     "reward_given": ("reward given", "奖励函数得到"),
     "estimator": ("estimator", "优势估计方法"),
@@ -88,8 +90,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "选它时有多大把握：0 是肯定，−5 是碰运气",
     ),
     "what_old_log_probs": (
-        "the same, read again before learning",
-        "学习之前再读一遍的把握",
+        "how sure it was, read again before learning",
+        "学习之前再读一遍，有多大把握",
     ),
     "what_ref_log_probs": (
         "how sure its untouched copy would be",
@@ -155,6 +157,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "w = the token's weight in the mean ({aggregation})",
         "w 是该词元在平均中的权重（{aggregation}）",
     ),
+    "goal_share": (
+        "The sums are this row's share of the {rows} rows that are updated on together.",
+        "下面的和只是这一行的份额；一起更新的共有 {rows} 行。",
+    ),
     "goal_extra": (
         "The loss also holds an entropy bonus of weight {entropy} and a KL term of weight {kl}.",
         "损失里还有权重 {entropy} 的熵奖励和权重 {kl} 的 KL 项。",
@@ -170,6 +176,7 @@ WORDS: dict[str, tuple[str, str]] = {
     # Why a term is clipped or not.
     "verdict_inside": ("no", "否"),
     "verdict_clipped_high": ("yes, high", "是，上界"),
+    "verdict_clipped_dual": ("yes, high", "是，上界"),
     "verdict_clipped_low": ("yes, low", "是，下界"),
     "verdict_kept_high": ("no, kept", "否，保留"),
     "verdict_kept_low": ("no, kept", "否，保留"),
@@ -183,6 +190,11 @@ WORDS: dict[str, tuple[str, str]] = {
     "why_clipped_high": (
         "yes, high: A > 0 and the ratio passed {high}; the gain is capped and the gradient is 0.",
         "是，上界：A > 0 且比率超过 {high}；收益封顶，梯度为 0。",
+    ),
+    "why_clipped_dual": (
+        "yes, high: A < 0 and the ratio passed {dual}, the dual clip; the loss is held there and "
+        "the gradient is 0.",
+        "是，上界：A < 0 且比率超过双重裁剪的 {dual}；损失到此为止，梯度为 0。",
     ),
     "why_clipped_low": (
         "yes, low: A < 0 and the ratio fell below {low}; it is rare enough, the gradient is 0.",
@@ -199,6 +211,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "why_no_advantage": (
         "A = 0: nothing to gain or lose, whatever the ratio.",
         "A = 0：不论比率多少，都没有得失。",
+    ),
+    "why_weight": (
+        "no: the ratio is below {high}, so it weighs the token as it is.",
+        "否：比率低于 {high}，直接用作该词元的权重。",
     ),
     "why_cispo": (
         "yes: the weight is capped; the token keeps its gradient all the same.",
