@@ -213,6 +213,29 @@ def test_a_config_whose_aliases_stand_for_millions_is_not_unfolded(made, ask):
     assert time.perf_counter() - began < 2
 
 
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: " + "[" * 3000 + "]" * 3000])
+def test_a_config_without_a_bottom_is_said(made, ask, text):
+    (made.directory / "config.yaml").write_text(text)
+    body = ask()
+    assert body["config"] == {}
+    assert body["problems"][0].startswith("config.yaml")
+
+
+def test_a_config_may_hold_what_json_has_no_word_for(made, ask):
+    text = "schema: 1\na: 2026-11-15\nb: .inf\n2026-11-16: 1\nc: !!set {x, y}\nd: !!binary aGk=\n"
+    (made.directory / "config.yaml").write_text(text)
+    config = ask()["config"]
+    assert (config["a"], config["b"], config["2026-11-16"]) == ("2026-11-15", None, 1)
+
+
+@pytest.mark.parametrize("depth", [500, 900, 980, 20_000])
+def test_an_event_that_is_very_deep_takes_no_other_down(made, ask, depth):
+    made.append("events", {"iteration": 0, "kind": "k", "message": "m"})
+    with (made.directory / "events.jsonl").open("a") as file:
+        file.write('{"schema": 1, "message": ' + "[" * depth + "]" * depth + "}\n")
+    assert ask("/events")["events"][-1]["message"] == "m"
+
+
 def test_another_schema_is_said_and_what_is_known_is_shown(made, ask):
     (made.directory / "config.yaml").write_text("schema: 9\ntrain: {iterations: 3}\n")
     with (made.directory / "metrics.jsonl").open("a") as file:

@@ -12,9 +12,7 @@ PORT = 8377
 
 
 def view(
-    path: Annotated[
-        Path, typer.Argument(metavar="[RUN]", help="A run, or a folder of runs.")
-    ] = RUNS,
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a folder of runs.")] = RUNS,
     port: Annotated[int, typer.Option(help="Port of the page.")] = PORT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     export: Annotated[
@@ -43,6 +41,7 @@ def view(
     from tether.view.server import serve
 
     def ready(address: str) -> None:
-        print(f"{path} at {address} (Ctrl-C ends it)", flush=True)
+        what = "the recorded run" if demo else path
+        print(f"{what} at {address} (Ctrl-C ends it)", flush=True)
 
     serve(folder, host, port, demo, ready)

@@ -178,12 +178,12 @@ def what_if(run: Run, iteration: int, number: int, query: Mapping[str, str]) -> 
     }
 
 
-def to_json(body: Body) -> str:
+def to_json(body: Body | str) -> str:
     """ASCII, so that no text in it can be taken for anything else; no NaN, which is no JSON."""
     try:
         return json.dumps(body, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(body), allow_nan=False)
+    except (ValueError, TypeError):
+        return json.dumps(_plain(body), allow_nan=False)
 
 
 def _rows(run: Run, iteration: int) -> Rows:
@@ -206,10 +206,12 @@ def _nulls(columns: Mapping[str, Sequence[float] | None]) -> Body:
     return {name: x if x is None else [_null(cell) for cell in x] for name, x in columns.items()}
 
 
-def _finite(value: Any) -> Any:
-    """The same with null for what is not finite."""
+def _plain(value: Any) -> Any:
+    """The same in JSON's own types: null for what is not finite, text for a date or a set."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, str | int) else str(value)

@@ -170,18 +170,20 @@ class Folder:
 
     def _inside(self) -> list[Path]:
         try:
-            entries = sorted(self.path.iterdir())
+            with os.scandir(self.path) as entries:
+                entries = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
             self.problems.append(f"{self.path.name} cannot be read: {error.strerror}.")
             return []
         found = []
         for entry in entries:
-            if not _is_run(entry):
+            directory = Path(entry.path)
+            if not _is_run(directory):
                 continue
-            if entry.resolve().is_relative_to(self.path):
-                found.append(entry)
-            else:
+            if entry.is_symlink() and not directory.resolve().is_relative_to(self.path):
                 self.problems.append(f"{entry.name} is a link that leads out of the folder.")
+            else:
+                found.append(directory)
         return found
 
 
@@ -201,12 +203,15 @@ def _load_config(root: Path, path: Path) -> tuple[str, dict[str, Any], list[str]
         return "", {}, [str(problem)]
     try:
         sections = _read_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        too_many = _count(sections, MAX_CONFIG_VALUES) >= MAX_CONFIG_VALUES
+    except (yaml.YAMLError, ValueError):
         return text, {}, [f"{path.name} is not YAML, so the settings are unknown."]
+    except RecursionError:  # deeper than Python goes, or a list inside itself
+        too_many = True
+    if too_many:
+        return text, {}, [f"{path.name} holds too many values to show."]
     if not isinstance(sections, dict):
         return text, {}, [f"{path.name} holds no sections, so the settings are unknown."]
-    if _count(sections, MAX_CONFIG_VALUES) >= MAX_CONFIG_VALUES:
-        return text, {}, [f"{path.name} holds too many values to show."]
     schema = sections.get("schema")
     return text, sections, [] if schema == SCHEMA else [_other_version(path.name, str(schema))]
 
