@@ -1,16 +1,22 @@
+import collections
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import changed, distinct_letters
+from safetensors.torch import load_file
 
 import tether
 from tether import api
 from tether.errors import RunStopped, UserError
+from tether.recipes import validate_config
 from tether.run.checkpoints import latest_checkpoint
 from tether.run.lock import RunLock
+from tether.train.optimizer import Optimizer
 from tether.train.resume import changed_fields
+from tether.train.watch import Watcher
 
 
 def read_jsonl(path):
@@ -43,8 +49,8 @@ def config(tiny_config):
     return changed(
         tiny_config,
         train__iterations=4,
-        train__checkpoint_every=1,
-        train__eval_every=2,
+        train__checkpoint_every=2,
+        train__eval_every=1,
         train__eval_prompts=3,
         actor__schedule="linear",
         kl__in_reward={"coef": 0.1, "controller": "adaptive", "target": 0.1, "horizon": 100},
@@ -53,10 +59,15 @@ def config(tiny_config):
 
 @pytest.fixture
 def stopped(config):
-    """A run that ended in its third iteration: 6 + 12 + 12 + 6 rewards were asked before."""
+    """A run that ended in its fourth iteration, two after its checkpoint: an evaluation asks for
+    6 scores and an iteration for 12."""
     with pytest.raises(Stop):
-        tether.train(config, reward=stopping(40))
-    return api.Path(config["run"]["dir"])
+        tether.train(config, reward=stopping(4 * 6 + 3 * 12 + 5))
+    run = Path(config["run"]["dir"])
+    assert [line["iteration"] for line in read_jsonl(run / "metrics.jsonl")] == [0, 1, 2]
+    assert [line["iteration"] for line in read_jsonl(run / "evals.jsonl")] == [0, 1, 2, 3]
+    assert sorted(path.stem for path in (run / "rollouts").iterdir())[-1] == "000002"
+    return run
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(config, stopped, tmp_path):
@@ -75,8 +86,6 @@ def test_moments_and_beta_matter_so_a_test_would_see_them_lost(stopped):
     """The optimizer and the controller have moved by the checkpoint that the test above uses."""
     state = json.loads((stopped / "checkpoints/000002/state.json").read_text())
     assert state["controls"]["beta"] != 0.1
-    from safetensors.torch import load_file
-
     moments = load_file(stopped / "checkpoints/000002/actor_optimizer.safetensors")
     assert any(bool(x.any()) for name, x in moments.items() if name.endswith("exp_avg"))
 
@@ -116,7 +125,7 @@ def test_a_changed_field_is_refused_by_name_unless_allowed(config, stopped):
 def test_more_iterations_may_be_asked_for_under_a_constant_schedule_only(config, stopped):
     with pytest.raises(UserError, match=r"train\.iterations, 4 then and 6 now"):
         api.resume(stopped, {"train.iterations": 6}, reward=distinct_letters)
-    constant = tether.recipes.validate_config(changed(config, actor__schedule="constant"))
+    constant = validate_config(changed(config, actor__schedule="constant"))
     assert changed_fields(constant.to_dict(), constant) == []
     longer = constant.model_copy(
         update={"train": constant.train.model_copy(update={"iterations": 9, "keep_last": 5})}
@@ -130,7 +139,7 @@ def test_changed_data_is_refused_by_name_unless_allowed(config, tmp_path, field)
     shutil.copy(config["data"]["train"], data)
     config = changed(config, **{field.replace(".", "__"): str(data)})
     with pytest.raises(Stop):
-        tether.train(config, reward=stopping(40))
+        tether.train(config, reward=stopping(60))
     data.write_text(data.read_text() + '{"prompt": "9+9=?", "answer": "18"}\n')
     with pytest.raises(UserError, match=rf"the file behind {field}"):
         api.resume(config["run"]["dir"], reward=distinct_letters)
@@ -159,12 +168,11 @@ def test_lines_that_a_checkpoint_counts_on_must_be_there(stopped):
 
 
 def test_the_best_checkpoint_is_kept_besides_the_newest(config):
-    """Held-out scores 1, 1, 0, 0: of the evaluated ones, iteration 2 is the best and latest."""
     scores = {0: 0.0, 1: 0.5, 2: 1.0, 3: 0.25, 4: 0.0}
-    config = changed(config, train__eval_every=1, train__keep_last=1, train__keep_best=1)
+    config = changed(config, train__checkpoint_every=1, train__keep_last=1, train__keep_best=1)
     done = []
 
-    class Watch(tether.train.watch.Watcher):
+    class Watch(Watcher):
         def evaluating(self, prompts):
             done.append(None)
 
@@ -174,8 +182,6 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(config):
 
 
 def test_weights_that_are_not_finite_are_never_saved(config, monkeypatch):
-    from tether.train.optimizer import Optimizer
-
     step = Optimizer.step
 
     def poisoned(optimizer):
@@ -185,16 +191,15 @@ def test_weights_that_are_not_finite_are_never_saved(config, monkeypatch):
         return norm
 
     monkeypatch.setattr(Optimizer, "step", poisoned)
+    config = changed(config, data__heldout=None, train__checkpoint_every=1)
     with pytest.raises(RunStopped, match="weights are not finite, so checkpoint 000001"):
-        tether.train(changed(config, data__heldout=None), reward=distinct_letters)
-    assert not list((api.Path(config["run"]["dir"]) / "checkpoints").glob("0*"))
+        tether.train(config, reward=distinct_letters)
+    assert not list((Path(config["run"]["dir"]) / "checkpoints").glob("0*"))
 
 
 def test_too_little_disk_is_refused_before_training(config, monkeypatch):
-    import collections
-
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 1000))
     with pytest.raises(UserError, match=r"has 1 KiB free, but checkpoints need .* MiB"):
         tether.train(config, reward=distinct_letters)
-    assert not api.Path(config["run"]["dir"]).exists()
+    assert not Path(config["run"]["dir"]).exists()
