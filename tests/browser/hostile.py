@@ -129,16 +129,10 @@ def write_run(run: Path, texts: list[str]) -> None:
     )
     numbers = {"mean": 0.5, "low": 0.4, "high": 0.6, "count": 9}
     evals = [
-        {"iteration": i, "sampled": numbers, "greedy": numbers, text: text}
+        {"iteration": i, "sampled": numbers, "greedy": {**numbers, "low": text}, text: text}
+        if i % 2
+        else {"iteration": text, "sampled": dict.fromkeys(numbers, text), "greedy": text}
         for i, text in enumerate(texts)
-    ]
-    evals += [
-        {
-            "iteration": text,
-            "sampled": {**numbers, "low": text},
-            "greedy": dict.fromkeys(numbers, text),
-        }
-        for text in texts
     ]
     write(run / "evals.jsonl", evals)
     write(

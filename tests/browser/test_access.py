@@ -1,7 +1,5 @@
 """For everyone: by keyboard alone, on a phone, in Chinese, in the dark."""
 
-import pytest
-
 from tests.browser.conftest import ITERATIONS, wait_until
 
 VIEWS = [
@@ -87,33 +85,35 @@ def test_the_iteration_picker_goes_everywhere(page, run, address):
     heading.get_by_text("Iteration 4").wait_for()
 
 
+def walk(page, address):
+    """Every view in turn, loaded once."""
+    page.goto(address)
+    for view in VIEWS:
+        page.evaluate("place => { location.hash = place }", view)
+        wait_until(page, f"location.hash === {view!r}")
+        page.wait_for_timeout(500)
+        page.locator("main h1").first.wait_for()
+        yield view
+
+
 def test_no_view_is_wider_than_a_phone(browser, run, address):
     context = browser.new_context(viewport={"width": 360, "height": 740}, locale="en-GB")
     page = context.new_page()
-    for view in VIEWS:
-        page.goto("about:blank")
-        page.goto(f"{address}/{view}")
-        page.wait_for_selector("main h1, main .split")
-        page.wait_for_timeout(700)
-        width = page.evaluate("document.scrollingElement.scrollWidth")
-        assert width <= 360, view
+    for view in walk(page, address):
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= 360, view
     context.close()
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_the_toggle_turns_every_heading_to_chinese(page, run, address, view):
-    page.goto(f"{address}/{view}")
-    page.wait_for_selector("main h1")
-    english = page.locator("main h1, main h2, .tabs a").all_inner_texts()
+def test_the_toggle_turns_every_heading_to_chinese_and_is_remembered(page, run, address):
+    def headings() -> list[str]:
+        return page.locator("main h1, main h2, .tabs a").all_inner_texts()
+
+    english = [headings() for _ in walk(page, address)]
     page.get_by_role("button", name="中文").click()
-    page.wait_for_selector("html[lang=zh-Hans]")
-    page.wait_for_selector("main h1")
-    page.wait_for_timeout(300)
-    chinese = page.locator("main h1, main h2, .tabs a").all_inner_texts()
-    same = {text for text in english if text in chinese}
-    assert same <= {"live"}, "only the run's own name stays"
-    page.reload()
-    page.get_by_role("button", name="English").wait_for()
+    chinese = [headings() for _ in walk(page, address)]  # in a page that was loaded again
+    for before, after in zip(english, chinese, strict=True):
+        assert len(before) == len(after)
+        assert {text for text in before if text in after} <= {"live"}, "the run's name stays"
 
 
 def test_dark_follows_the_system_and_the_button(browser, run, address):

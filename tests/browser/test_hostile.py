@@ -15,7 +15,7 @@ LEFT_BEHIND = """[...document.querySelectorAll(
     'foreignObject,animate,link[href*=far],[onerror],[onload],[onclick],[onfocus],[onmouseover]'
 )].map(e => e.outerHTML)"""
 ODD_LINKS = """[...document.querySelectorAll('[href]')].map(e => e.getAttribute('href')).filter(
-    href => !href.startsWith('#') && !['data:,', 'static/style.css'].includes(href)
+    href => !href.startsWith('#') && !['data:,', 'static/style.css', 'plotly.min.js'].includes(href)
 )"""
 SHOWN = "document.getElementById('main').textContent"
 
@@ -61,7 +61,7 @@ def visit(page, watch: Watch, runs: list[str], exported: bool) -> str:
     def go(place: str, awaited: str) -> None:
         page.evaluate("place => { location.hash = place }", place)
         page.locator(awaited).first.wait_for()
-        page.wait_for_timeout(300)
+        page.wait_for_timeout(150)
         note(place)
 
     def note(place: str) -> None:
@@ -103,16 +103,16 @@ def visit(page, watch: Watch, runs: list[str], exported: bool) -> str:
 
     for row in (0, 1):
         go(f"{run}/iteration/3/row/{row}", ".chip")
-        for column in page.locator(".bar select option").all_inner_texts():
+        for column in ("kl", "ratio", "clip"):
             page.locator(".bar select").select_option(column)
-        for at in range(0, 400, 50):
+        for at in range(0, 400, 80):
             page.locator(".chip").nth(at).hover()
         page.locator("details").last.evaluate("e => { e.open = true }")
         if not exported:
             page.locator(".whatif td.after").first.wait_for()
         note(f"row {row}")
 
-    for text in payloads()[:6]:
+    for text in payloads()[5:80:25]:
         go(f"#/run/{quote(text, safe='')}", "main a[href='#/']")
         go(f"{run}/iteration/2/row/1?colour={quote(text)}&beta={quote(text)}", ".chip")
     page.get_by_role("button", name="中文").click()

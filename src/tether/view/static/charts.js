@@ -1,12 +1,20 @@
 // Plotly draws numbers and nothing else: it reads markup in names, labels and hover text, so no
 // word of a run or a model is ever handed to it. Legends and titles are the page's own elements.
 
-const plotly = new Promise((resolve, reject) => {
-  if (globalThis.Plotly) return resolve(globalThis.Plotly);
-  const script = document.getElementById("plotly");
-  script.addEventListener("load", () => resolve(globalThis.Plotly));
-  script.addEventListener("error", () => reject(new Error("plotly.min.js is missing")));
-});
+let plotly = null;
+
+// Plotly takes a second to wake up, in which nothing else runs: call this once the first questions
+// to the server are on their way. index.html has it fetched before.
+export function wakeCharts() {
+  plotly ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = "plotly.min.js";
+    script.onload = () => resolve(globalThis.Plotly);
+    script.onerror = () => reject(new Error("plotly.min.js is missing"));
+    document.head.append(script);
+  });
+  return plotly;
+}
 
 // Okabe and Ito's colours, which most colour-blind eyes can tell apart; dashes help the rest.
 const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
@@ -94,14 +102,14 @@ function difference(a, b) {
 
 // Draws, or draws again in place; resolves when the lines are on the screen.
 export async function draw(element, traces, extra = {}) {
-  const Plotly = await plotly;
+  const Plotly = await wakeCharts();
   if (!element.isConnected) return;
   await Plotly.react(element, traces, layout(extra), CONFIG);
 }
 
 // A dotted line at x, where the reader looks.
 export async function markAt(element, x) {
-  const Plotly = await plotly;
+  const Plotly = await wakeCharts();
   if (!element.isConnected || !element.layout) return;
   const stroke = { width: 1, dash: "dot", color: resolved("--muted") };
   await Plotly.relayout(element, {
@@ -110,5 +118,5 @@ export async function markAt(element, x) {
 }
 
 export async function forget(element) {
-  (await plotly).purge(element);
+  (await wakeCharts()).purge(element);
 }

@@ -2,6 +2,7 @@
 
 import { Refused, get } from "./api.js";
 import { Board } from "./board.js";
+import { wakeCharts } from "./charts.js";
 import { h, labelled, link } from "./dom.js";
 import { currentPlace, noteChoice } from "./place.js";
 import { seriesOf } from "./series.js";
@@ -44,9 +45,11 @@ class RunsView {
     this.list();
     this.note.textContent = this.sentence(answer.demo);
     const shown = this.listed.filter((run) => this.chosen.has(run.id));
-    const fresh = await Promise.all(
-      shown.map((run) => seriesOf(run.id).refresh(run, this.board.wanted).catch((e) => this.lost(run, e))),
+    const questions = shown.map((run) =>
+      seriesOf(run.id).refresh(run, this.board.wanted).catch((error) => this.lost(run, error)),
     );
+    wakeCharts();
+    const fresh = await Promise.all(questions);
     this.page.problems([...answer.problems, ...this.problemsOf(shown)]);
     if (fresh.some(Boolean) || this.stale) await this.draw(shown);
   }

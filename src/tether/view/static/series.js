@@ -9,6 +9,7 @@ export class RunSeries {
     this.about = null;
     this.problems = [];
     this.evals = [];
+    this.turn = Promise.resolve();
     this.seen = null; // what the listing said when this was last refreshed
     this.restart([]);
   }
@@ -21,14 +22,22 @@ export class RunSeries {
     this.generation = null; // of the file: another one means that it was begun anew
   }
 
-  // True when there is something new to draw.
-  async refresh(listed, wanted) {
+  // True when there is something new to draw. One at a time: two views may ask for the same lines.
+  refresh(listed, wanted) {
+    this.turn = this.turn.catch(() => {}).then(() => this.ask(listed, wanted));
+    return this.turn;
+  }
+
+  async ask(listed, wanted) {
     const state = `${listed.modified} ${listed.iterations} ${listed.state} ${wanted.join()}`;
     if (state === this.seen) return false;
-    await this.describe(listed);
-    const names = this.about.names.filter((name) => wanted.includes(name));
-    if (names.join() !== this.names.join()) this.restart(names);
-    const [series, evals] = await Promise.all([get(this.question()), get(runPath(this.id, "evals"))]);
+    if (wanted.join() !== this.names.join()) this.restart(wanted);
+    const [about, series, evals] = await Promise.all([
+      this.describe(listed),
+      get(this.question()),
+      get(runPath(this.id, "evals")),
+    ]);
+    this.about = about;
     this.take(series);
     this.evals = evals.evals;
     this.problems = [...this.about.problems, ...series.problems, ...evals.problems];
@@ -43,9 +52,8 @@ export class RunSeries {
   }
 
   // Names and rollouts change while a run goes on, the first ones above all.
-  async describe(listed) {
-    if (this.about && listed.state !== "running" && this.seen) return;
-    this.about = await get(runPath(this.id));
+  describe(listed) {
+    return this.seen && listed.state !== "running" ? this.about : get(runPath(this.id));
   }
 
   take(answer) {
