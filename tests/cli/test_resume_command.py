@@ -45,7 +45,10 @@ def test_more_iterations_go_on_from_where_it_stood(tether, run):
         (["resume"], "Which run?"),
         (["resume", "nowhere"], "nowhere is no run: there is no config.yaml in it."),
         (["resume", "run", "more"], "Expected one run"),
-        (["resume", "run", "--actor.lr", "2e-3"], "actor.lr, 0.001 then and 0.002 now"),
+        (
+            ["resume", "run", "--train.iterations", "3", "--actor.lr", "2e-3"],
+            "actor.lr, 0.001 then and 0.002 now",
+        ),
         (["resume", "run", "--actor.lrr", "1"], "did you mean actor.lr?"),
         (["train", "recipe.yaml", "--resume"], "say which run: --run.dir RUN"),
         (["train", "recipe.yaml", "--run.dir", "run"], "go on with it by --resume"),
