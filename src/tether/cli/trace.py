@@ -40,7 +40,8 @@ def trace(
     """Send one prompt through every stage of training, for real, and print every number.
 
     It is answered, read by reference and critic, scored, and learnt from, on copies that are
-    never saved. Fields of the recipe are set as in `tether train`; --seed gives another sample.
+    never saved. Fields of the recipe are set as in `tether train`; another --seed (here 1 unless
+    given) gives another sample.
     """
     plain, overrides = parse_words(words or [])
     if len(plain) != 1:
