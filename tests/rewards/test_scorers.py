@@ -154,3 +154,26 @@ def _runs(pid: str) -> bool:
 def test_a_reward_that_cannot_be_loaded_is_the_users_mistake(tmp_path):
     with pytest.raises(UserError, match="not a file"):
         ChildScorer(f"{tmp_path}/nowhere.py:f", 1.0).score([{}])
+
+
+def test_a_copy_that_the_reward_forks_answers_for_no_row(tmp_path):
+    """Both copies come back from the call; the second one's score would land on the next row."""
+    (tmp_path / "twice.py").write_text(
+        "import os\ndef f(number):\n    return number if number != 1 or os.fork() else 9.0\n"
+    )
+    scorer = ChildScorer(f"{tmp_path}/twice.py:f", timeout_seconds=5.0)
+    for _ in range(3):
+        verdicts = scorer.score([{"number": n} for n in range(4)])
+        assert [v.score for v in verdicts] == [0.0, 1.0, 2.0, 3.0]
+        time.sleep(0.1)  # time for a copy to speak out of turn
+    scorer.close()
+
+
+def test_a_problem_is_told_on_one_line_of_readable_length(tmp_path):
+    (tmp_path / "long.py").write_text("def f(): raise ValueError('no\\nway ' * 10**6)\n")
+    scorer = ChildScorer(f"{tmp_path}/long.py:f", timeout_seconds=5.0)
+    [verdict] = scorer.score([{}])
+    scorer.close()
+    assert verdict.problem.startswith("ValueError: no way no way")
+    assert len(verdict.problem) < 1000
+    assert "\n" not in verdict.problem

@@ -12,7 +12,7 @@ import signal
 import sys
 
 from tether.errors import UserError
-from tether.rewards.function import call_reward, load_reward
+from tether.rewards.function import Reward, call_reward, describe, load_reward
 
 PR_SET_PDEATHSIG = 1
 
@@ -36,11 +36,19 @@ def main(kind: str, rows_fd: int, verdicts_fd: int) -> None:
         except UserError as error:
             return answer({"refused": str(error)})
         answer({"ready": True})
+        asked = os.getpid()
         for line in rows:
-            try:
-                answer({"score": call_reward(function, json.loads(line))})
-            except Exception as error:  # a reward may raise anything; the parent names the row
-                answer({"error": f"{type(error).__name__}: {error}"})
+            verdict = _judge(function, line)
+            if os.getpid() != asked:
+                os._exit(0)  # a copy that the reward forked: its answer would be taken for the next
+            answer(verdict)
+
+
+def _judge(function: Reward, line: str) -> dict:
+    try:
+        return {"score": call_reward(function, json.loads(line))}
+    except Exception as error:  # a reward may raise anything; the parent names the row
+        return {"error": describe(error)}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from tether.rewards.rules import RULES
 Reward = Callable[..., float | None]
 
 LARGEST_SCORE = 1e15  # its square is still finite in float32
+LONGEST_PROBLEM = 500  # characters; what a reward raises may quote a whole response
 ROW_ARGUMENTS = ("prompt", "response", "finished")
 
 
@@ -73,11 +74,17 @@ def call_reward(function: Reward, row: Mapping[str, Any]) -> float | None:
     return float(score)
 
 
+def describe(error: BaseException) -> str:
+    """What a reward raised, on one line that a person reads to its end."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …"
+
+
 def _import_file(path: Path) -> object:
     spec = importlib.util.spec_from_file_location(f"tether_reward_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file does, it is what is named
-        raise UserError(f"{path} does not import: {type(error).__name__}: {error}.") from None
+        raise UserError(f"{path} does not import: {describe(error)}.") from None
     return module

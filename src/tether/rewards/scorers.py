@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from tether.errors import UserError
-from tether.rewards.function import Reward, call_reward
+from tether.rewards.function import Reward, call_reward, describe
 
 STARTUP_SECONDS = 60.0
 
@@ -48,7 +48,7 @@ class InProcessScorer:
         try:
             score = call_reward(self.function, row)
         except (Exception, SystemExit) as error:  # whatever it raises, the row is named
-            return Verdict(None, f"{type(error).__name__}: {error}")
+            return Verdict(None, describe(error))
         return Verdict(score, None if score is not None else "the reward returned None")
 
     def close(self) -> None:
