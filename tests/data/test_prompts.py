@@ -44,12 +44,28 @@ def test_prompts_are_read_with_their_ids_and_other_columns(load, byte_tokenizer)
         (b'{"prompt": null}', "NoneType"),
         (b'{"prompt": "  "}', "empty"),
         (b'{"prompt": "' + b"x" * 40 + b'"}', "42 tokens"),
+        (b'{"prompt": "x", "a": ' + b"[" * 50 + b"]" * 50 + b"}", "nested too deeply"),
+        (b'{"prompt": "x", "a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "nested too deeply"),
         (b'{"prompt": "\\ud800"}', "prompt"),  # half a character cannot be encoded
     ],
 )
 def test_a_bad_row_is_refused_with_file_and_line(load, second_line, reason):
     with pytest.raises(UserError, match=rf"(?s)rows\.jsonl, line 2.*{reason}"):
         load(GOOD + second_line + b"\n" + GOOD, max_prompt_tokens=30)
+
+
+def test_a_row_of_49_lists_in_each_other_is_taken(load):
+    """The object itself is the fiftieth level."""
+    assert len(load(b'{"prompt": "x", "a": ' + b"[" * 49 + b"]" * 49 + b"}\n")) == 1
+
+
+def test_columns_are_quoted_on_one_line_of_readable_length(load):
+    line = json.dumps({"a\nb": 1, "c" * 10**6: 2}).encode()
+    with pytest.raises(UserError) as refusal:
+        load(line)
+    assert "it has a b, ccc" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 500
 
 
 def test_a_prompt_of_just_the_most_tokens_is_taken(load):

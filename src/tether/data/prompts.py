@@ -16,6 +16,10 @@ from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.types import Prompts
 
+MAX_NESTING = 50  # levels of a row; far below what Python's own JSON can write again
+NESTED = "it is nested too deeply; write one flat object a line."
+LONGEST_NAMES = 200  # characters of column names that a sentence quotes
+
 
 @dataclass(frozen=True)
 class PromptSet:
@@ -124,12 +128,22 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise BadRow("it is not UTF-8; save the file as UTF-8 JSON lines.") from None
     except RecursionError:
-        raise BadRow("it is nested too deeply; write one flat object a line.") from None
+        raise BadRow(NESTED) from None
     except ValueError as error:
         raise BadRow(f"it is not JSON ({error}); write one object a line.") from None
     if not isinstance(row, dict):
         raise BadRow(f"it holds {type(row).__name__}, not an object with columns.")
+    if _is_nested(row, MAX_NESTING):
+        raise BadRow(NESTED)
     return row
+
+
+def _is_nested(value: Any, levels: int) -> bool:
+    """Whether it holds objects or lists inside each other, more than so many levels deep."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_nested(item, levels - 1) for item in inside)
 
 
 def _prompt_text(row: dict[str, Any], column: str) -> str:
@@ -171,4 +185,6 @@ def _require(columns: Sequence[str], row: dict[str, Any], prompt_column: str) ->
 
 
 def _names(row: dict[str, Any]) -> str:
-    return ", ".join(row) or "none"
+    """The columns of a row, on one line whatever they are called."""
+    names = " ".join(", ".join(row).split()) or "none"
+    return names if len(names) <= LONGEST_NAMES else f"{names[:LONGEST_NAMES]} …"
