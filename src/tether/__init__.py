@@ -7,10 +7,10 @@ call. They are imported on first use, so that `import tether` costs nothing.
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Config", "check", "evaluate", "generate", "load_config", "train"]
+__all__ = ["Config", "check", "evaluate", "generate", "load_config", "resume", "trace", "train"]
 
 if TYPE_CHECKING:
-    from tether.api import check, evaluate, generate, train
+    from tether.api import check, evaluate, generate, resume, trace, train
     from tether.config import Config
     from tether.recipes import load_config
 

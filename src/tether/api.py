@@ -1,4 +1,4 @@
-"""What the commands call, and a notebook can call: train, evaluate, generate, check."""
+"""What the commands call, and a notebook can call: train, resume, check, evaluate, generate, trace."""
 
 import os
 from collections.abc import Mapping

@@ -136,7 +136,7 @@ def test_recipes_lists_what_ships(tether):
         (["--reward.kind", "no_rule"], "reward.kind 'no_rule' is no rule that ships"),
         (["--reward.kind", "no.py:f"], "reward.kind names no.py, which is not a file"),
         (["--device", "abacus"], "device 'abacus' is not there"),
-        (["--rollout.max_response_tokens", "500"], "more than the 128 positions"),
+        (["--rollout.max_response_tokens", "500"], "fills the 128 positions"),
     ],
 )
 def test_wrong_input_gets_one_sentence_and_code_2(tether, tiny_words, words, sentence):

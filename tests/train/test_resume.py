@@ -12,7 +12,7 @@ import tether
 from tether import api
 from tether.errors import RunStopped, UserError
 from tether.recipes import validate_config
-from tether.run.checkpoints import latest_checkpoint
+from tether.run.checkpoints import latest_checkpoint, publish
 from tether.run.lock import RunLock
 from tether.train.optimizer import Optimizer
 from tether.train.resume import changed_fields
@@ -158,6 +158,14 @@ def test_a_run_that_another_writes_and_a_folder_that_is_none_are_refused(stopped
         api.resume(stopped, reward=distinct_letters)
     with pytest.raises(UserError, match=r"no run: there is no config\.yaml"):
         api.resume(tmp_path / "nowhere")
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_in_a_sentence(stopped):
+    checkpoint = latest_checkpoint(stopped)
+    publish(stopped, "000003", lambda folder: (folder / "state.json").write_text('{"beta": 1}'))
+    with pytest.raises(UserError, match="000003 is of an older version of tether"):
+        api.resume(stopped, reward=distinct_letters)
+    assert checkpoint.exists()
 
 
 def test_lines_that_a_checkpoint_counts_on_must_be_there(stopped):

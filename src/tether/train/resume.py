@@ -55,7 +55,13 @@ def find_start(run: Path, config: Config, allow_changed: bool) -> Start:
         progress = first_start(config).progress
     else:
         state = read_state(checkpoint)
-        written, inputs, progress = state["config"], state["inputs"], read_progress(state)
+        try:
+            written, inputs, progress = state["config"], state["inputs"], read_progress(state)
+        except (KeyError, TypeError):
+            raise UserError(
+                f"{checkpoint} is of an older version of tether, without what a resume needs; "
+                f"start a run from its weights: --model.actor {checkpoint / 'actor'}."
+            ) from None
         _refuse_lost_lines(run, checkpoint, progress)
     events += refuse_changes(changed_fields(written, config), allow_changed)
     return Start(progress, checkpoint, _next_attempt(run), inputs, events)
