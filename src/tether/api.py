@@ -1,4 +1,4 @@
-"""What the commands call, and a notebook can call: train, resume, check, evaluate, generate, trace."""
+"""What the commands call, and a notebook can call: train, resume, evaluate, generate, trace, …"""
 
 import os
 from collections.abc import Mapping
