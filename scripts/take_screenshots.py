@@ -42,8 +42,9 @@ def choose_run(address: str) -> tuple[list[str], str, int, int]:
         if iterations:
             middle = iterations[len(iterations) // 2]
             rows = _answer(address, f"/api/runs/{run}/rollouts/{middle}")["rows"]
-            row = min(rows, key=lambda row: row["advantage"] or 0.0)["row"]  # a mistake tells most
-            return runs, run, middle, row
+            longer = [row for row in rows if row["length"] > 6] or rows
+            worst = min(longer, key=lambda row: row["advantage"] or 0.0)  # a mistake tells most
+            return runs, run, middle, worst["row"]
     raise SystemExit("No run here keeps rows; train one with --run.rollouts_every 1.")
 
 
@@ -70,7 +71,15 @@ def main() -> None:
         runs, run, iteration, row = choose_run(address)
         token = f"#/run/{run}/iteration/{iteration}/row/{row}"
         shots = [  # name, address, size, language, theme, what to wait for, what to scroll to
-            ("curves", f"#/?runs={'/'.join(runs[:3])}", DESK, "en", "light", ".js-plotly-plot", None),
+            (
+                "curves",
+                f"#/?runs={'/'.join(runs[:3])}",
+                DESK,
+                "en",
+                "light",
+                ".js-plotly-plot",
+                None,
+            ),
             ("rows", f"#/run/{run}/iteration/{iteration}", DESK, "en", "light", "tbody tr", None),
             ("row", token, DESK, "en", "light", ".js-plotly-plot", None),
             ("whatif", f"{token}?beta=0.1", DESK, "en", "dark", "td.differs", ".whatif"),

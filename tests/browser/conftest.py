@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser.hostile import row_of, write
+
 CHROMIUM = shutil.which("chromium")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
 ITERATIONS = 8
@@ -82,10 +84,24 @@ def trained(run: Path, iterations: int) -> Iterator[subprocess.Popen]:
         process.wait()
 
 
+def make_tool_run(run: Path) -> None:
+    """By hand: every third token is tool output; and a row as older versions wrote it."""
+    (run / "rollouts").mkdir(parents=True)
+    (run / "config.yaml").write_text("schema: 1\n")
+    write(run / "metrics.jsonl", [{"iteration": 0, "score/mean": 1.0}])
+    tokens = ["found", " it", "\n", "so", " 5", "<|end|>"]
+    with_holes = row_of(0, "what is it?", tokens, holes=True)
+    older = row_of(1, "what was it?", tokens)
+    for column in ("response_tokens", "usable", "greedy_score", "ref_log_probs", "whitening"):
+        del older[column]
+    write(run / "rollouts" / "000000.jsonl", [with_holes, older])
+
+
 @pytest.fixture(scope="session")
 def run(browser, tmp_path_factory) -> Path:
-    """The directory of a run that has ended."""
+    """The directory of a run that has ended; beside it lies one in which a tool wrote tokens."""
     run = tmp_path_factory.mktemp("runs") / "live"
+    make_tool_run(run.parent / "tools")
     with trained(run, ITERATIONS) as process:
         assert process.wait(timeout=120) == 0
     return run

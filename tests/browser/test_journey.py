@@ -134,3 +134,26 @@ def test_what_if_at_own_settings_equals_the_file_bit_for_bit(page, run, address)
             logged = np.array(row[name], dtype=np.float32)
             computed = np.array(answer["after"][name], dtype=np.float32)
             assert logged.tobytes() == computed.tobytes(), (row["iteration"], row["row"], name)
+
+
+def test_what_a_tool_wrote_is_hatched_and_called_so(page, run, address):
+    page.goto(f"{address}/#/run/tools/iteration/0/row/0")
+    page.wait_for_selector(".chip")
+    hatched = page.eval_on_selector_all(
+        ".chip", "es => es.map(e => e.classList.contains('hatched'))"
+    )
+    assert hatched == [True, False, False, True, False, False]
+    painted = page.eval_on_selector_all(".chip", "es => es.map(e => e.style.length > 0)")
+    assert painted == [not tool for tool in hatched], "no number of a tool's token is shown"
+    page.locator(".chip").first.focus()
+    assert "not the policy's" in page.locator(".detail").inner_text()
+    assert page.locator(".chip").nth(2).inner_text() == "␊"
+
+
+def test_a_row_of_an_older_version_shows_what_it_has(page, run, address):
+    page.goto(f"{address}/#/run/tools/iteration/0/row/1")
+    page.wait_for_selector(".chip")
+    assert page.locator(".chip").count() == 6
+    columns = page.locator(".bar select option").all_inner_texts()
+    assert "values" in columns
+    assert "ref_log_probs" not in columns

@@ -32,7 +32,7 @@ def test_a_curve_grows_while_the_run_goes_on_and_only_new_lines_are_asked_for(pa
 def test_the_finished_run_says_so_and_is_left_alone(page, run, address):
     questions = []
     page.goto(address)
-    page.get_by_text("finished").wait_for()
+    page.locator(".run .finished").wait_for()
     wait_until(page, f"({POINTS}) === {ITERATIONS}")
     page.on("request", lambda request: questions.append(request.url))
     page.wait_for_timeout(2500)

@@ -84,11 +84,11 @@ function evalTable(evals) {
     h("h2", {}, t("evals")),
     h(
       "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": t("evals") },
+      { class: "scroll fit", tabindex: "0", role: "region", "aria-label": t("evals") },
       h(
         "table",
         {},
-        h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, t(head))))),
+        h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col", class: head === "eval_kind" ? null : "num" }, t(head))))),
         h("tbody", {}, rows),
       ),
     ),
