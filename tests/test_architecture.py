@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # types, config <- recipes <- algo <- models, data <- rollout, rewards <- train <- explain, api,
 # view <- cli
 TIERS = [
-    {"types", "config"},
+    {"types", "config", "stages"},
     {"recipes"},
     {"algo"},
     {"models", "data"},
