@@ -121,6 +121,18 @@ def test_without_a_template_the_prompt_stands_as_it_is(byte_tokenizer, monkeypat
         render_prompt(byte_tokenizer, "hi", "be brief")
 
 
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 1 // 0 }}", "{% for %}", "{{ ''.__class__.__mro__[1] }}", "{{ messages.x.y.z }}"],
+)
+def test_a_template_that_fails_is_one_sentence_whatever_it_raises(
+    byte_tokenizer, monkeypatch, template
+):
+    monkeypatch.setattr(byte_tokenizer, "chat_template", template)
+    with pytest.raises(UserError, match="chat template does not render: [^\\n]+$"):
+        render_prompt(byte_tokenizer, "hi")
+
+
 def numbered(size: int) -> PromptSet:
     texts = [str(i) for i in range(size)]
     return PromptSet(Prompts(texts, [[i] for i in range(size)], [{}] * size, list(range(size))))

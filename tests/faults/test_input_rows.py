@@ -1,0 +1,45 @@
+"""The fault table's rows about what comes from outside, with fewer tries than `make faults`."""
+
+import pytest
+
+from faults import input_rows, no_network
+from faults.world import World, make_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def hold(row) -> None:
+    assert row.holds, f"{row.held} of {row.tries}: {row.remark}"
+
+
+def test_a_reward_that_fails_costs_its_row_and_nothing_else(world, tmp_path):
+    hold(input_rows.row_i1(world, tmp_path, tries=2, seed=0))
+
+
+def test_a_number_that_is_not_finite_reaches_no_weight(world, tmp_path):
+    hold(input_rows.row_i2(world, tmp_path, tries=5, seed=0))
+
+
+def test_odd_models_prompts_and_batches_train_to_finite_numbers_or_are_refused(world, tmp_path):
+    hold(input_rows.row_i3(world, tmp_path, tries=10, seed=0))
+
+
+def test_broken_data_rows_are_named_and_good_ones_kept(world, tmp_path):
+    hold(input_rows.row_i4(world, tmp_path, tries=500, seed=0))
+
+
+def test_no_pickle_is_ever_loaded(world, tmp_path):
+    hold(input_rows.row_s5(world, tmp_path, tries=4, seed=0))
+
+
+def test_a_hostile_model_directory_gets_none_of_its_wishes(world, tmp_path):
+    hold(input_rows.row_s6(world, tmp_path, tries=20, seed=0))
+
+
+def test_training_and_talking_need_no_network(world, tmp_path):
+    if lacking := no_network.why_not_here():
+        pytest.skip(lacking)
+    hold(input_rows.row_s8(world, tmp_path, tries=1, seed=0))
