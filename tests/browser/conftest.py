@@ -71,17 +71,21 @@ def page(browser):
 
 @contextmanager
 def trained(run: Path, iterations: int) -> Iterator[subprocess.Popen]:
-    """`tether train` at work."""
+    """`tether train` at work; what it says goes into a file beside the run."""
     options = [str(part) for pair in TINY.items() for part in pair]
     command = [sys.executable, "-m", "tether", "train", "arithmetic", *options]
     command += ["--train.iterations", str(iterations), "--run.dir", str(run)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, env=ENVIRONMENT, **quiet)
+    with log_of(run).open("w") as log:
+        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=log)
     try:
         yield process
     finally:
         process.kill()
         process.wait()
+
+
+def log_of(run: Path) -> Path:
+    return run.with_suffix(".log")
 
 
 def make_tool_run(run: Path) -> None:
@@ -103,7 +107,7 @@ def run(browser, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "live"
     make_tool_run(run.parent / "tools")
     with trained(run, ITERATIONS) as process:
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=120) == 0, log_of(run).read_text()
     return run
 
 

@@ -1,6 +1,6 @@
 """The page over a run that is going on."""
 
-from tests.browser.conftest import ITERATIONS, served, trained, wait_until
+from tests.browser.conftest import ITERATIONS, log_of, served, trained, wait_until
 
 POINTS = "document.querySelector('.chart .js-plotly-plot')?.data?.[0].x.length ?? 0"
 
@@ -15,6 +15,9 @@ def test_a_curve_grows_while_the_run_goes_on_and_only_new_lines_are_asked_for(pa
     page.on("request", note)
     with served(tmp_path) as address, trained(tmp_path / "live", iterations=500) as process:
         page.goto(address)  # before there is a run
+        while not (tmp_path / "live" / "metrics.jsonl").exists():
+            assert process.poll() is None, log_of(tmp_path / "live").read_text()
+            page.wait_for_timeout(200)
         wait_until(page, f"({POINTS}) >= 1", seconds=60)
         page.get_by_text("running").wait_for()
         first = page.evaluate(POINTS)

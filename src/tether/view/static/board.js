@@ -105,7 +105,8 @@ class Chart {
 function tracesOf(name, series, style) {
   const curve = line(series.iteration, series.values.get(name) ?? [], style);
   if (name !== SCORE) return [curve];
-  return [curve, held(series.evals, "sampled", style, "circle"), held(series.evals, "greedy", style, "diamond")];
+  const sampled = held(series.evals, "sampled", style, "circle");
+  return [curve, sampled, held(series.evals, "greedy", style, "diamond")];
 }
 
 function held(evals, decoding, style, symbol) {

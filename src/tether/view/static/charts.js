@@ -55,7 +55,7 @@ function layout(extra) {
   };
 }
 
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
+const CONFIG = { displayModeBar: false, responsive: true };
 
 // A damaged file may hold text where a number belongs; a chart never gets to see it.
 function numbers(list) {

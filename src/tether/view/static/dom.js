@@ -44,6 +44,14 @@ export function button(text, onClick, attributes = {}) {
   return h("button", { type: "button", on: { click: onClick }, ...attributes }, text);
 }
 
+// A table that scrolls in a frame of its own. heads: [text, class] a column.
+export function scrollTable(label, frame, classes, heads, rows) {
+  const cells = heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text));
+  const head = h("thead", {}, h("tr", {}, cells));
+  const table = h("table", { class: classes }, head, h("tbody", {}, rows));
+  return h("div", { class: frame, tabindex: "0", role: "region", "aria-label": label }, table);
+}
+
 // Waits for a pause, so that dragging a slider asks once and not a hundred times.
 export function debounce(milliseconds, act) {
   let timer;

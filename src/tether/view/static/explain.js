@@ -8,9 +8,15 @@ import { t } from "./words.js";
 export function explainToken(row, settings, at) {
   const cell = (column) => row.columns[column]?.[at] ?? null;
   const next = nextSampled(row.mask, at);
-  const steps = [chance(cell), divergence(cell, settings), reward(cell, row), surprise(cell, row, settings, next)];
-  steps.push(advantage(cell, row, settings, next), whitened(cell, row, settings), ratio(cell, row, settings, at));
-  return steps.filter(Boolean);
+  return [
+    chance(cell),
+    divergence(cell, settings),
+    reward(cell, row),
+    surprise(cell, row, settings, next),
+    advantage(cell, row, settings, next),
+    whitened(cell, row, settings),
+    ratio(cell, row, settings, at),
+  ].filter(Boolean);
 }
 
 function has(...values) {
@@ -36,13 +42,15 @@ function chance(cell) {
 function divergence(cell, { kl_estimator: estimator }) {
   const [kl, old, ref] = [cell("kl"), cell("old_log_probs"), cell("ref_log_probs")];
   if (!has(kl, old, ref)) return null;
-  const direct = estimator === "k1" ? `log π_old − log π_ref = ${number(old)} − ${term(ref)} = ` : `${estimator} = `;
+  const difference = `log π_old − log π_ref = ${number(old)} − ${term(ref)}`;
+  const formula = estimator === "k1" ? difference : estimator;
   const words = Math.abs(kl) < 1e-6 ? "say_kl_same" : kl > 0 ? "say_kl_more" : "say_kl_less";
-  return { name: t("step_kl"), formula: `${direct}${number(kl)}`, sentence: t(words) };
+  return { name: t("step_kl"), formula: `${formula} = ${number(kl)}`, sentence: t(words) };
 }
 
 function reward(cell, row) {
-  const [r, score, kl, beta] = [cell("token_level_rewards"), cell("token_level_scores"), cell("kl"), row.row.beta];
+  const [r, score] = [cell("token_level_rewards"), cell("token_level_scores")];
+  const [kl, beta] = [cell("kl"), row.row.beta];
   if (!has(r, score, kl, beta)) return null;
   return {
     name: t("step_reward"),
@@ -62,14 +70,16 @@ function surprise(cell, row, { gamma, estimator }, next) {
   const numbers = `${number(r)} + ${setting(gamma)} × ${term(after)} − ${term(value)}`;
   const words = [t(delta < 0 ? "say_delta_down" : "say_delta_up")];
   if (next === null) words.push(t(after === 0 ? "say_last" : "say_truncated"));
-  return { name: t("step_delta"), formula: `δ = r + γ·V_next − V = ${numbers} = ${number(delta)}`, sentence: words.join(" ") };
+  const formula = `δ = r + γ·V_next − V = ${numbers} = ${number(delta)}`;
+  return { name: t("step_delta"), formula, sentence: words.join(" ") };
 }
 
 function advantage(cell, row, { gamma, lam, estimator }, next) {
   const [a, delta] = [cell("advantages"), cell("td_errors")];
   if (!has(a)) return null;
   if (estimator !== "gae") {
-    return { name: t("step_advantage"), formula: `Â = ${number(a)}`, sentence: t("say_group", { estimator }) };
+    const sentence = t("say_group", { estimator });
+    return { name: t("step_advantage"), formula: `Â = ${number(a)}`, sentence };
   }
   const later = next === null ? 0 : row.columns.advantages[next];
   if (!has(delta, later)) return null;

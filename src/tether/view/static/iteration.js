@@ -6,7 +6,8 @@ import { runTabs } from "./run.js";
 import { fullValue, number, visible } from "./text.js";
 import { t } from "./words.js";
 
-const COLUMNS = ["row", "prompt", "response", "score", "kl", "reward", "advantage", "length", "finish_reason"];
+const NUMBERS = ["score", "kl", "reward", "advantage", "length"];
+const COLUMNS = ["row", "prompt", "response", ...NUMBERS, "finish_reason"];
 const TEXTS = new Set(["prompt", "response", "finish_reason"]);
 const PAGE = 200; // rows in the document at a time, so that thousands stay quick
 const CELL_CHARACTERS = 160;

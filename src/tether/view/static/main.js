@@ -9,7 +9,7 @@ import { configView, eventsView } from "./records.js";
 import { rowView } from "./row.js";
 import { runView } from "./run.js";
 import { runsView } from "./runs.js";
-import { t } from "./words.js";
+import { spoken, t } from "./words.js";
 
 const TICK_MILLISECONDS = 2000;
 
@@ -85,7 +85,8 @@ async function tick() {
 function banner() {
   const items = gone ? [h("p", { class: "gone" }, t("gone"))] : [];
   if (problems.length) {
-    items.push(h("p", {}, t("problems")), h("ul", {}, problems.slice(0, 8).map((text) => h("li", { class: "model-text" }, text))));
+    const named = problems.slice(0, 8).map((text) => h("li", { class: "model-text" }, text));
+    items.push(h("p", {}, t("problems")), h("ul", {}, named));
   }
   const place = document.getElementById("banner");
   if (place.textContent !== items.map((item) => item.textContent).join("")) place.replaceChildren(...items);
@@ -95,15 +96,17 @@ function header() {
   const { parts } = currentPlace();
   const crumbs = [[t("runs"), "#/"]];
   if (parts[0] === "run" && parts[1] !== undefined) crumbs.push([parts[1], link("run", parts[1])]);
+  const trail = crumbs.map(([text, href]) => h("a", { href, class: "model-text" }, text));
+  const other = spoken() === "zh" ? "en" : "zh-Hans";
   document.title = ["tether", ...parts.slice(1)].join(" · ");
   document.getElementById("skip").textContent = t("skip");
   document.getElementById("header").replaceChildren(
     h("a", { class: "brand", href: "#/" }, "tether"),
-    h("nav", { class: "crumbs", "aria-label": t("runs") }, crumbs.map(([text, href]) => h("a", { href, class: "model-text" }, text))),
+    h("nav", { class: "crumbs", "aria-label": t("runs") }, trail),
     h(
       "div",
       { class: "switches" },
-      button(t("language"), () => again(switchLanguage), { lang: t("language") === "English" ? "en" : "zh-Hans", id: "language" }),
+      button(t("language"), () => again(switchLanguage), { lang: other, id: "language" }),
       button(t(isDark() ? "theme_light" : "theme_dark"), () => again(switchTheme), { id: "theme" }),
     ),
   );

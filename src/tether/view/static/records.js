@@ -1,7 +1,7 @@
 // What a run wrote down in words: its events and its config.
 
 import { exported, get, runPath } from "./api.js";
-import { button, h } from "./dom.js";
+import { button, h, scrollTable } from "./dom.js";
 import { runTabs } from "./run.js";
 import { number, visible, visibleLines } from "./text.js";
 import { t } from "./words.js";
@@ -41,17 +41,10 @@ export async function eventsView(page, id) {
 }
 
 function eventTable(events) {
-  const heads = ["iteration", "kind", "row", "message", "attempt"];
-  return h(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": t("events") },
-    h(
-      "table",
-      {},
-      h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, t(head))))),
-      h("tbody", {}, events.map((event) => h("tr", {}, heads.map((field) => eventCell(event, field))))),
-    ),
-  );
+  const fields = ["iteration", "kind", "row", "message", "attempt"];
+  const heads = fields.map((field) => [t(field)]);
+  const rows = events.map((event) => h("tr", {}, fields.map((field) => eventCell(event, field))));
+  return scrollTable(t("events"), "scroll", null, heads, rows);
 }
 
 function eventCell(event, field) {

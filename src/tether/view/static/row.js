@@ -3,7 +3,7 @@
 
 import { get, runPath } from "./api.js";
 import { draw, line, markAt } from "./charts.js";
-import { h, labelled, link, select } from "./dom.js";
+import { h, labelled, link, scrollTable, select } from "./dom.js";
 import { explainToken } from "./explain.js";
 import { currentPlace, noteChoice } from "./place.js";
 import { runTabs } from "./run.js";
@@ -18,19 +18,20 @@ const LINES = [
   ["advantages", "advantage_line", { variable: "--c2", dash: "dot" }],
 ];
 
-export async function rowView(page, id, iteration, number_) {
-  const path = runPath(id, "rollouts", iteration, number_);
+export async function rowView(page, id, iteration, which) {
+  const path = runPath(id, "rollouts", iteration, which);
   const [about, row] = await Promise.all([get(runPath(id)), get(path)]);
   page.problems([...about.problems, ...row.problems]);
   const journey = new Journey(row, about.whatif);
   const panel = whatIfPanel(path, row, about.whatif);
-  const up = link("run", id, "iteration", iteration);
+  const href = link("run", id, "iteration", iteration);
+  const up = h("a", { href }, t("iteration_n", { n: iteration }));
   return {
     element: h(
       "div",
       {},
       runTabs(id, "look"),
-      h("h1", {}, h("a", { href: up }, t("iteration_n", { n: iteration })), ` · ${t("row_n", { n: number_ })}`),
+      h("h1", {}, up, ` · ${t("row_n", { n: which })}`),
       texts(row.row),
       journey.element,
       panel.element,
@@ -43,9 +44,11 @@ export async function rowView(page, id, iteration, number_) {
 }
 
 function texts(row) {
-  const fact = (name, value) => h("span", {}, `${t(name)} `, h("b", { class: "num", title: fullValue(value) }, setting(value)));
+  const said = (name, value) => h("span", {}, `${t(name)} `, value);
+  const fact = (name, value) =>
+    said(name, h("b", { class: "num", title: fullValue(value) }, setting(value)));
   const { mean, variance, count } = row.whitening ?? {};
-  const moments = mean === undefined ? null : `(x − ${term(mean)}) / √${number(variance)}, n = ${number(count)}`;
+  const moments = `(x − ${term(mean)}) / √${number(variance)}, n = ${number(count)}`;
   return h(
     "section",
     { class: "card texts" },
@@ -57,10 +60,10 @@ function texts(row) {
       "p",
       { class: "facts" },
       fact("score", row.score),
-      h("span", {}, `${t("finish_reason")} `, h("b", { class: "model-text" }, visible(row.finish_reason))),
+      said("finish_reason", h("b", { class: "model-text" }, visible(row.finish_reason))),
       fact("beta", row.beta),
       fact("final_value", row.final_value),
-      moments && h("span", {}, `${t("whitening")} `, h("b", { class: "num" }, moments)),
+      row.whitening ? said("whitening", h("b", { class: "num" }, moments)) : null,
     ),
     row.usable === false ? h("p", { class: "warn" }, t("unusable")) : null,
   );
@@ -78,15 +81,18 @@ class Journey {
     this.detail = h("div", { class: "detail", "aria-live": "polite" });
     this.plot = h("div", { class: "plot", role: "img", "aria-label": t("along") });
     const options = this.columns.map((name) => [name, name]);
+    const colours = select(options, this.column, (name) => this.colour(name));
+    const walk = { keydown: (event) => this.walk(event) };
+    const along = h("div", {}, h("h3", {}, t("along")), lineLegend(), this.plot);
     this.element = h(
       "section",
       { class: "card" },
       h("h2", {}, t("journey")),
-      h("div", { class: "bar" }, labelled(t("colour_by"), select(options, this.column, (name) => this.colour(name))), this.legend),
-      h("div", { class: "chips", role: "group", "aria-label": t("token_help"), on: { keydown: (e) => this.walk(e) } }, this.chips),
-      row.mask.includes(false) ? h("p", { class: "muted" }, h("span", { class: "box hatched" }), `${t("masked")}: ${t("masked_help")}`) : null,
+      h("div", { class: "bar" }, labelled(t("colour_by"), colours), this.legend),
+      h("div", { class: "chips", role: "group", "aria-label": t("journey"), on: walk }, this.chips),
+      row.mask.includes(false) ? maskedKey() : null,
       h("p", { class: "muted" }, t("token_help")),
-      h("div", { class: "halves" }, this.detail, h("div", {}, h("h3", {}, t("along")), lineLegend(), this.plot)),
+      h("div", { class: "halves" }, this.detail, along),
     );
     this.colour(this.column);
     this.select(this.at);
@@ -94,13 +100,14 @@ class Journey {
 
   chip(token, at) {
     const masked = !this.row.mask[at];
+    const select = () => this.select(at);
     return h(
       "button",
       {
         type: "button",
         class: masked ? "chip hatched" : "chip",
         title: masked ? t("masked") : null,
-        on: { focus: () => this.select(at), pointerenter: () => this.select(at), click: () => this.select(at) },
+        on: { focus: select, pointerenter: select, click: select },
       },
       h("bdi", {}, visibleToken(token ?? `#${this.row.ids[at]}`)),
     );
@@ -110,7 +117,8 @@ class Journey {
     this.column = name;
     noteChoice("colour", name === "advantages" ? null : name);
     const values = name === CLIP ? this.row.clip : (this.row.columns[name] ?? []);
-    const scale = name === CLIP ? new ClipScale() : new Scale(name ?? "", values.filter((_, i) => this.row.mask[i]));
+    const counted = values.filter((_, at) => this.row.mask[at]);
+    const scale = name === CLIP ? new ClipScale() : new Scale(name ?? "", counted);
     this.chips.forEach((chip, at) => {
       chip.classList.remove("above", "below", "state-chip");
       chip.style.removeProperty("--share");
@@ -141,7 +149,8 @@ class Journey {
   }
 
   words(at) {
-    const token = h("h3", {}, `${t("token")} ${at} `, h("code", { class: "model-text" }, visibleToken(this.row.tokens[at])), ` #${this.row.ids[at] ?? "–"}`);
+    const text = h("code", { class: "model-text" }, visibleToken(this.row.tokens[at]));
+    const token = h("h3", {}, `${t("token")} ${at} `, text, ` #${this.row.ids[at] ?? "–"}`);
     if (!this.row.mask[at]) return [token, h("p", {}, `${t("masked")}: ${t("masked_help")}`)];
     const steps = explainToken(this.row, this.settings, at).flatMap(({ name, formula, sentence }) => [
       h("dt", {}, name),
@@ -157,12 +166,19 @@ class Journey {
       line(mask.map((_, i) => i), columns[name].map((x, i) => (mask[i] ? x : null)), style),
     );
     this.mark = () => markAt(this.plot, this.at);
-    return draw(this.plot, traces, { height: 280, xaxis: { dtick: mask.length < 16 ? 1 : null } }).then(this.mark);
+    const xaxis = { dtick: mask.length < 16 ? 1 : null };
+    return draw(this.plot, traces, { height: 280, xaxis }).then(this.mark);
   }
 }
 
+function maskedKey() {
+  const words = `${t("masked")}: ${t("masked_help")}`;
+  return h("p", { class: "muted" }, h("span", { class: "box hatched" }), words);
+}
+
 function lineLegend() {
-  const entry = ([, words, { variable }]) => h("span", {}, h("span", { class: `swatch ${variable.slice(2)}` }), t(words));
+  const swatch = (variable) => h("span", { class: `swatch ${variable.slice(2)}` });
+  const entry = ([, words, { variable }]) => h("span", {}, swatch(variable), t(words));
   return h("p", { class: "legend" }, LINES.map(entry));
 }
 
@@ -172,24 +188,17 @@ function firstSampled(mask) {
 
 function everyNumber(row, journey) {
   const names = Object.keys(row.columns).filter((name) => row.columns[name]);
-  const cells = (at) => names.map((name) => h("td", { class: "num", title: fullValue(row.columns[name][at]) }, number(row.columns[name][at])));
+  const cell = (x) => h("td", { class: "num", title: fullValue(x) }, number(x));
+  const state = (at) => (row.clip?.[at] ? t(`clip_${row.clip[at]}`) : "");
   const lines = row.tokens.map((token, at) =>
     h(
       "tr",
       { class: row.mask[at] ? null : "hatched", on: { click: () => journey.select(at) } },
       h("th", { scope: "row", class: "model-text" }, visibleToken(token ?? `#${row.ids[at]}`)),
-      cells(at),
-      h("td", {}, row.mask[at] ? row.clip?.[at] ? t(`clip_${row.clip[at]}`) : "" : t("masked")),
+      names.map((name) => cell(row.columns[name][at])),
+      h("td", {}, row.mask[at] ? state(at) : t("masked")),
     ),
   );
-  return h(
-    "div",
-    { class: "scroll tall", tabindex: "0", role: "region", "aria-label": t("all_columns") },
-    h(
-      "table",
-      { class: "numbers" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), names.map((name) => h("th", { scope: "col", class: "num" }, name)), h("th", { scope: "col" }, CLIP))),
-      h("tbody", {}, lines),
-    ),
-  );
+  const heads = [[t("token")], ...names.map((name) => [name, "num"]), [CLIP]];
+  return scrollTable(t("all_columns"), "scroll tall", "numbers", heads, lines);
 }

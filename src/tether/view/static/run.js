@@ -2,7 +2,7 @@
 
 import { Refused, get } from "./api.js";
 import { Board } from "./board.js";
-import { h, link } from "./dom.js";
+import { h, link, scrollTable } from "./dom.js";
 import { meaningOf } from "./glossary.js";
 import { facts } from "./runs.js";
 import { seriesOf } from "./series.js";
@@ -76,23 +76,14 @@ class RunView {
 
 function evalTable(evals) {
   if (!evals.length) return [];
-  const heads = ["eval_iteration", "eval_kind", "mean", "interval", "prompts"];
+  const kinds = { eval_iteration: "num", eval_kind: null, mean: "num", interval: "num", prompts: "num" };
+  const heads = Object.entries(kinds).map(([name, kind]) => [t(name), kind]);
   const rows = evals.flatMap((record) =>
-    ["sampled", "greedy"].filter((decoding) => record[decoding]).map((decoding) => evalRow(record, decoding)),
+    ["sampled", "greedy"]
+      .filter((decoding) => record[decoding])
+      .map((decoding) => evalRow(record, decoding)),
   );
-  return [
-    h("h2", {}, t("evals")),
-    h(
-      "div",
-      { class: "scroll fit", tabindex: "0", role: "region", "aria-label": t("evals") },
-      h(
-        "table",
-        {},
-        h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col", class: head === "eval_kind" ? null : "num" }, t(head))))),
-        h("tbody", {}, rows),
-      ),
-    ),
-  ];
+  return [h("h2", {}, t("evals")), scrollTable(t("evals"), "scroll fit", null, heads, rows)];
 }
 
 function evalRow(record, decoding) {

@@ -65,7 +65,8 @@ class RunsView {
     const named = currentPlace().choices.get("runs");
     if (named) return new Set(named.split("/").map(decodeURIComponent));
     const running = this.listed.filter((run) => run.state === "running");
-    return new Set((running.length ? running : this.listed).slice(0, running.length ? 4 : 1).map((run) => run.id));
+    const first = running.length ? running.slice(0, 4) : this.listed.slice(0, 1);
+    return new Set(first.map((run) => run.id));
   }
 
   async draw(shown) {
@@ -112,12 +113,14 @@ class RunsView {
 
   // Rewritten as a whole, with the focus put back where it was.
   list() {
-    const focused = this.items.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    const active = document.activeElement;
+    const focused = this.items.contains(active) ? active.dataset.key : null;
     this.finder.hidden = this.listed.length < 8;
     const sought = this.find.value.toLowerCase();
     const found = this.listed.filter((run) => run.id.toLowerCase().includes(sought));
     this.items.replaceChildren(...found.map((run) => this.item(run)));
-    if (focused) [...this.items.querySelectorAll("[data-key]")].find((e) => e.dataset.key === focused)?.focus();
+    const keyed = [...this.items.querySelectorAll("[data-key]")];
+    if (focused) keyed.find((element) => element.dataset.key === focused)?.focus();
   }
 
   item(run) {
@@ -129,9 +132,11 @@ class RunsView {
       on: { change: () => this.toggle(run.id, box.checked) },
     });
     box.checked = on;
-    const swatch = h("span", { class: `swatch ${on ? `c${this.colourOf(run.id) % 6}` : "off"}`, "aria-hidden": "true" });
-    const name = h("a", { href: link("run", run.id), "data-key": `link ${run.id}`, class: "model-text" }, run.id);
-    return h("li", { class: "run" }, h("div", { class: "run-head" }, box, swatch, name), facts(run));
+    const colour = on ? `c${this.colourOf(run.id) % 6}` : "off";
+    const swatch = h("span", { class: `swatch ${colour}`, "aria-hidden": "true" });
+    const place = { href: link("run", run.id), "data-key": `link ${run.id}`, class: "model-text" };
+    const head = h("div", { class: "run-head" }, box, swatch, h("a", place, run.id));
+    return h("li", { class: "run" }, head, facts(run));
   }
 }
 

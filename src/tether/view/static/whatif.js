@@ -92,7 +92,8 @@ class WhatIf {
       this.set(name, from.value);
     };
     const exact = h("input", { type: "number", min, step: "any", class: "short", value: at });
-    const range = h("input", { type: "range", min, max: max(Number(this.own[name]) || 0), step, "aria-label": t(name) });
+    const reach = max(Number(this.own[name]) || 0);
+    const range = h("input", { type: "range", min, max: reach, step, "aria-label": t(name) });
     range.value = at;
     range.addEventListener("input", follow(range, exact));
     exact.addEventListener("input", follow(exact, range));
@@ -107,7 +108,8 @@ class WhatIf {
     const on = at !== null && at !== undefined && at !== "none";
     const box = h("input", { type: "checkbox", "aria-label": t("dual_clip_on") });
     box.checked = on;
-    const exact = h("input", { type: "number", min: 1, step: "any", class: "short", value: on ? at : USUAL_DUAL_CLIP });
+    const value = on ? at : USUAL_DUAL_CLIP;
+    const exact = h("input", { type: "number", min: 1, step: "any", class: "short", value });
     const follow = () => this.set("dual_clip", box.checked ? exact.value : "none");
     box.addEventListener("change", follow);
     exact.addEventListener("input", () => box.checked && follow());
@@ -138,7 +140,8 @@ class WhatIf {
       const answer = await get(`${this.path}/whatif${query ? `?${query}` : ""}`);
       if (question === this.asked) this.show(answer);
     } catch (error) {
-      if (question === this.asked) this.said.textContent = error instanceof Refused ? error.message : t("gone");
+      const sentence = error instanceof Refused ? error.message : t("gone");
+      if (question === this.asked) this.said.textContent = sentence;
     }
   }
 
@@ -161,7 +164,8 @@ class WhatIf {
     const own = answer.own ? t("whatif_own") : t("whatif_changed", { cells: different });
     this.said.textContent = [own, answer.note, ...answer.problems].filter(Boolean).join(" ");
     this.totals.replaceChildren(totalsTable(totals));
-    this.cells.replaceChildren(h("table", { class: "numbers" }, heads([...names, "clip"]), h("tbody", {}, lines)));
+    const head = heads([...names, "clip"]);
+    this.cells.replaceChildren(h("table", { class: "numbers" }, head, h("tbody", {}, lines)));
   }
 }
 
@@ -182,22 +186,20 @@ function clipCells({ before, after, differs }) {
 }
 
 function heads(names) {
-  const sides = names.flatMap(() => ["before", "after"]);
-  return h(
-    "thead",
-    {},
-    h("tr", {}, h("th", { scope: "col", rowspan: 2 }, t("token")), names.map((name) => h("th", { scope: "colgroup", colspan: 2 }, name))),
-    h("tr", {}, sides.map((side) => h("th", { scope: "col", class: side === "after" ? "num after" : "num" }, t(side)))),
-  );
+  const columns = names.map((name) => h("th", { scope: "colgroup", colspan: 2 }, name));
+  const sides = names.flatMap(() => [
+    h("th", { scope: "col", class: "num" }, t("before")),
+    h("th", { scope: "col", class: "num after" }, t("after")),
+  ]);
+  const token = h("th", { scope: "col", rowspan: 2 }, t("token"));
+  return h("thead", {}, h("tr", {}, token, columns), h("tr", {}, sides));
 }
 
 function totalsTable({ before, after }) {
   const line = (name) =>
     h("tr", {}, h("th", { scope: "row" }, t(`total_${name}`)), numberCells(pair(before[name], after[name])));
-  return h(
-    "table",
-    { class: "totals" },
-    h("thead", {}, h("tr", {}, h("td"), ["before", "after"].map((side) => h("th", { scope: "col", class: "num" }, t(side))))),
-    h("tbody", {}, ["reward", "clipped", "objective"].map(line)),
-  );
+  const sides = ["before", "after"].map((side) => h("th", { scope: "col", class: "num" }, t(side)));
+  const head = h("thead", {}, h("tr", {}, h("td"), sides));
+  const lines = h("tbody", {}, ["reward", "clipped", "objective"].map(line));
+  return h("table", { class: "totals" }, head, lines);
 }
