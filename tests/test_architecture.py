@@ -11,8 +11,8 @@ import tether
 SOURCE = Path(tether.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# types, config <- recipes <- algo <- models, data <- rollout, rewards <- train <- explain, api,
-# view <- cli
+# types, config, stages <- recipes <- algo <- models, data <- rollout, rewards <- train
+# <- explain, api, view <- pipeline <- cli
 TIERS = [
     {"types", "config", "stages"},
     {"recipes"},
@@ -21,6 +21,7 @@ TIERS = [
     {"rollout", "rewards"},
     {"train"},
     {"explain", "api", "view"},
+    {"pipeline"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -1,12 +1,18 @@
 """`[RECIPE] [--section.field VALUE]…`: the words of train, check and eval, and their help."""
 
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
 from tether.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from tether.recipes import Schema
 
 RecipeAndFields = Annotated[
     list[str] | None, typer.Argument(metavar="[RECIPE] [--section.field VALUE]...", hidden=True)
@@ -14,8 +20,13 @@ RecipeAndFields = Annotated[
 CONTEXT = {"ignore_unknown_options": True, "help_option_names": ["--help", "-h"]}
 
 
-def parse_words(words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Plain words, and overrides by dotted name; values are read as YAML."""
+def parse_words(
+    words: list[str], schema: "type[BaseModel] | None" = None
+) -> tuple[list[str], dict[str, Any]]:
+    """Plain words, and overrides by dotted name; values are read as YAML.
+
+    `schema` is what they are fields of, if not of `tether train`.
+    """
     plain, overrides = [], {}
     remaining = iter(words)
     for word in remaining:
@@ -28,19 +39,22 @@ def parse_words(words: list[str]) -> tuple[list[str], dict[str, Any]]:
         value = value if equals else next(remaining, None)
         if value is None or (not equals and value.startswith("--")):
             raise UserError(f"--{name} needs a value: --{name} VALUE.")
-        overrides[name] = _read_value(name, value)
+        overrides[name] = _read_value(name, value, schema)
     return plain, overrides
 
 
-def _read_value(name: str, value: str) -> Any:
+def _read_value(name: str, value: str, schema: "type[BaseModel] | None") -> Any:
     """As YAML, but text stays text where a field holds text: 007 is a fine name for a run."""
     import yaml
 
-    from tether.config import walk_fields
+    from tether.config import Config, walk_fields
 
-    annotation = next((info.annotation for dotted, info in walk_fields() if dotted == name), None)
-    is_text = bool({str, Path} & {annotation, *get_args(annotation)})
-    if is_text and value not in ("null", "~"):
+    fields = walk_fields(schema or Config)
+    annotation = next((info.annotation for dotted, info in fields if dotted == name), None)
+    is_union = get_origin(annotation) in (Union, UnionType)
+    members = get_args(annotation) if is_union else (annotation,)
+    is_list = value.startswith("[") and not set(members) <= {str, Path, NoneType}
+    if {str, Path} & set(members) and not is_list and value not in ("null", "~"):
         return value
     try:
         return yaml.safe_load(value)
@@ -54,8 +68,26 @@ def one_word(plain: list[str], default: str, what: str) -> str:
     return plain[0] if plain else default
 
 
+def read_stage(words: list[str], schema: "type[Schema]") -> "Schema":
+    """A stage's config: a recipe with overrides, or overrides alone."""
+    from tether.recipes import load_config, merge_overrides, validate_config
+
+    plain, overrides = parse_words(words, schema)
+    recipe = one_word(plain, "", "recipe")
+    if recipe:
+        return load_config(recipe, overrides, schema)
+    mapping: dict[str, Any] = {}
+    merge_overrides(mapping, overrides, schema)
+    return validate_config(mapping, schema)
+
+
 class ConfigCommand(TyperCommand):
     """A command whose --help ends with every config field, made from the schema."""
+
+    def schema(self) -> "type[BaseModel]":
+        from tether.config import Config
+
+        return Config
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
         super().format_help(ctx, formatter)
@@ -63,7 +95,7 @@ class ConfigCommand(TyperCommand):
 
         formatter.write("\nFields (--section.field VALUE), in the order in which data flows:\n")
         section = None
-        for dotted, info in walk_fields():
+        for dotted, info in walk_fields(self.schema()):
             head = dotted.rpartition(".")[0]
             if head != section:
                 formatter.write("\n")

@@ -1,11 +1,12 @@
 """`tether train`: train, and show it."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tether.cli.overrides import CONTEXT, ConfigCommand, RecipeAndFields, one_word, parse_words
 from tether.cli.resume import AllowChanged, conclude
+from tether.errors import UserError
 
 COMMAND = {"cls": ConfigCommand, "context_settings": CONTEXT}
 
@@ -18,10 +19,13 @@ def train(
     allow_changed: AllowChanged = False,
 ) -> None:
     """Train a policy with PPO. RECIPE is a shipped name (default: arithmetic) or a YAML file."""
-    from tether.recipes import load_config
+    from tether.recipes import load_config, read_recipe
 
     plain, overrides = parse_words(words or [])
-    config = load_config(one_word(plain, "arithmetic", "recipe"), overrides)
+    recipe = one_word(plain, "arithmetic", "recipe")
+    if read_recipe(recipe).get("stage") == "rlhf":
+        return _train_all(recipe, overrides, resume)
+    config = load_config(recipe, overrides)
 
     print("loading    torch and the models …", flush=True)
     from tether import api
@@ -30,3 +34,12 @@ def train(
     with Display(config) as display:
         result = api.train(config, watch=display, resume=resume, allow_changed=allow_changed)
     conclude(display, result)
+
+
+def _train_all(recipe: str, overrides: dict[str, Any], resume: bool) -> None:
+    if resume:
+        raise UserError("A recipe of three stages is not resumed; `tether resume RUN/ppo` is.")
+    print("loading    torch and the models …", flush=True)
+    from tether.cli.pipeline import train_all
+
+    train_all(recipe, overrides)

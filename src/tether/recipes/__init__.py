@@ -7,10 +7,10 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tether.config import UPDATE_KINDS, Config, walk_fields
 from tether.errors import UserError
@@ -29,21 +29,39 @@ ELSEWHERE = {
 }
 DEFAULT_KIND = "clip"  # of actor.update
 
+Schema = TypeVar("Schema", bound=BaseModel)
+
 
 def load_config(
-    recipe: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
-) -> Config:
-    """A shipped recipe's name or a YAML path, with dotted overrides: {"actor.lr": 1e-4}."""
+    recipe: str | os.PathLike[str],
+    overrides: Mapping[str, Any] | None = None,
+    schema: type[Schema] = Config,
+) -> Schema:
+    """A shipped recipe's name or a YAML path, with dotted overrides: {"actor.lr": 1e-4}.
+
+    `schema` is what it has to be a recipe of: PPO, or one of `tether.stages`.
+    """
     mapping = read_recipe(recipe)
-    merge_overrides(mapping, overrides or {})
-    return validate_config(mapping)
+    _refuse_other_stage(recipe, mapping, schema)
+    merge_overrides(mapping, overrides or {}, schema)
+    return validate_config(mapping, schema)
 
 
-def validate_config(mapping: Mapping[str, Any]) -> Config:
+def validate_config(mapping: Mapping[str, Any], schema: type[Schema] = Config) -> Schema:
     try:
-        return Config.model_validate(mapping)
+        return schema.model_validate(mapping)
     except ValidationError as error:
-        raise UserError("\n".join(_sentence(dict(e)) for e in error.errors())) from None
+        raise UserError("\n".join(_sentence(dict(e), schema) for e in error.errors())) from None
+
+
+def _refuse_other_stage(
+    recipe: str | os.PathLike[str], mapping: Mapping[str, Any], schema: type[BaseModel]
+) -> None:
+    """The file of one command given to another: none of its fields would fit."""
+    stage, field = mapping.get("stage"), schema.model_fields.get("stage")
+    if stage is not None and stage != (field.default if field else None):
+        command = "train" if stage == "rlhf" else stage
+        raise UserError(f"{recipe} is a recipe of `tether {command}`, and of no other command.")
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -76,18 +94,22 @@ def _find(recipe: str | os.PathLike[str]) -> Path:
     return path
 
 
-def merge_overrides(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+def merge_overrides(
+    mapping: dict[str, Any], overrides: Mapping[str, Any], schema: type[BaseModel] = Config
+) -> None:
     """Put dotted overrides in place; another `kind` takes the fields of the old one away first."""
     kinds_first = sorted(overrides.items(), key=lambda item: item[0] != "actor.update.kind")
     for dotted, value in kinds_first:
-        section, field = _find_section(mapping, dotted)
+        section, field = _find_section(mapping, dotted, schema)
         if dotted == "actor.update.kind" and section.get("kind", DEFAULT_KIND) != value:
             section.clear()
         section[field] = value
 
 
-def _find_section(mapping: dict[str, Any], dotted: str) -> tuple[dict[str, Any], str]:
-    inside = [name for name, _ in walk_fields() if name.startswith(f"{dotted}.")]
+def _find_section(
+    mapping: dict[str, Any], dotted: str, schema: type[BaseModel]
+) -> tuple[dict[str, Any], str]:
+    inside = [name for name, _ in walk_fields(schema) if name.startswith(f"{dotted}.")]
     if inside:
         raise UserError(f"{dotted} is a section; write one of its fields, such as --{inside[0]}.")
     *sections, field = dotted.split(".")
@@ -100,15 +122,16 @@ def _find_section(mapping: dict[str, Any], dotted: str) -> tuple[dict[str, Any],
     return mapping, field
 
 
-def _sentence(error: dict[str, Any]) -> str:
+def _sentence(error: dict[str, Any], schema: type[BaseModel]) -> str:
     """One pydantic error as one sentence with the field and what to write."""
     # Inside a union the location names the kind as well, which is no part of the dotted name.
     field = ".".join(str(part) for part in error["loc"] if part not in UPDATE_KINDS)
     match error["type"]:
         case "extra_forbidden":
-            return _unknown(field)
+            return _unknown(field, schema)
         case "missing":
-            wanted = next(name for name, _ in walk_fields() if f"{name}.".startswith(f"{field}."))
+            names = [name for name, _ in walk_fields(schema)]
+            wanted = next((name for name in names if f"{name}.".startswith(f"{field}.")), field)
             return f"{wanted} is missing: give it in the recipe or as --{wanted} VALUE."
         case "union_tag_invalid":
             tag = error["ctx"]["tag"]
@@ -120,14 +143,14 @@ def _sentence(error: dict[str, Any]) -> str:
     return f"{field} is {error['input']!r}, but {error['msg'].removeprefix('Input ')}."
 
 
-def _unknown(field: str) -> str:
-    known = [dotted for dotted, _ in walk_fields()]
+def _unknown(field: str, schema: type[BaseModel]) -> str:
+    known = [dotted for dotted, _ in walk_fields(schema)]
     if field in known:
         return f"{field} is a field of another kind; see `tether train --help`."
     leaf = field.rsplit(".", 1)[-1]
     # A right name in a wrong section is the likelier slip, so leaves are compared first.
     same_leaf = [dotted for dotted in known if dotted.rsplit(".", 1)[-1] == leaf]
-    renamed = [ELSEWHERE[leaf]] if leaf in ELSEWHERE else []
+    renamed = [ELSEWHERE[leaf]] if ELSEWHERE.get(leaf) in known else []
     close = renamed or difflib.get_close_matches(field, same_leaf or known, n=1, cutoff=0.3)
     hint = f"did you mean {close[0]}?" if close else "see `tether train --help` for the fields."
     return f"Unknown field {field}; {hint}"

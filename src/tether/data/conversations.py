@@ -1,0 +1,188 @@
+"""Conversations to learn from: which tokens are read, and which are to be made likelier.
+
+A row is a list of `messages`, or a prompt and a response. Either way it becomes a prompt and the
+rest, and in the rest a mask says which tokens an assistant wrote, its EOS included:
+
+    <user>1+1=?<assistant> 2<eos> <user>And 2+2?<assistant> 4<eos>
+    ─────── prompt ─────── TT T   F F F F F F F F F F F F F  TT T
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from tether.data.files import BadRow, read_file
+from tether.data.templates import render_prompt
+from tether.errors import UserError
+from tether.stages import ConversationSection
+
+ROLES = ("system", "user", "assistant", "tool")
+Message = Mapping[str, Any]
+Encoded = TypeVar("Encoded")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    prompt_ids: list[int]
+    response_ids: list[int]
+    learnt: list[bool]  # of each response token: True = by an assistant
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+def load_conversations(
+    path: str, data: ConversationSection, tokenizer: PreTrainedTokenizerBase, context: int | None
+) -> list[Conversation]:
+    """Every row of a file, checked; a broken one is refused with its line."""
+    if tokenizer.eos_token_id is None:
+        raise UserError("The model's tokenizer names no EOS token, so no response could end.")
+
+    def encode(row: Mapping[str, Any]) -> Conversation:
+        if data.messages_column in row:
+            found = encode_messages(
+                tokenizer, with_system(row[data.messages_column], data.system_prompt)
+            )
+        else:
+            prompt, response = (
+                text_column(row, name) for name in (data.prompt_column, data.response_column)
+            )
+            found = encode_dialogue(tokenizer, prompt, response, data.system_prompt)
+        refuse_long(len(found), data.max_tokens, context)
+        return found
+
+    return encode_rows(path, encode)
+
+
+def encode_rows(path: str, encode: Callable[[Mapping[str, Any]], Encoded]) -> list[Encoded]:
+    """What `encode` makes of every row; the first broken one is refused with its place."""
+    found = []
+    for row in read_file(path):
+        try:
+            if row.problem is not None:
+                raise row.problem
+            found.append(encode(row.columns))
+        except BadRow as problem:
+            raise UserError(f"{row.place}: {problem}") from None
+    if not found:
+        raise UserError(f"{path} has no rows; write one JSON object a line.")
+    return found
+
+
+def encode_dialogue(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    response: str,
+    system_prompt: str | None = None,
+) -> Conversation:
+    """Encoded apart, as in sampling, so that no token straddles the border."""
+    ids = encode_response(tokenizer, response)
+    return Conversation(render_prompt(tokenizer, prompt, system_prompt), ids, [True] * len(ids))
+
+
+def encode_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
+) -> Conversation:
+    """All assistant turns of a conversation, each encoded as if it had been sampled there."""
+    check_messages(messages)
+    if messages[-1]["role"] != "assistant":
+        raise BadRow("the last message is not the assistant's, so there is no response.")
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    read = render_messages(tokenizer, messages[: turns[0]], generation=True)
+    prompt_ids = plain_ids(tokenizer, read)
+    response_ids: list[int] = []
+    learnt: list[bool] = []
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        content = messages[turn]["content"]
+        ids = encode_response(tokenizer, content)
+        response_ids += ids
+        learnt += [True] * len(ids)
+        if following is not None:
+            until = render_messages(tokenizer, messages[:following], generation=True)
+            between = _after(until, read + content).removeprefix(tokenizer.eos_token)
+            ids = plain_ids(tokenizer, between)
+            response_ids += ids
+            learnt += [False] * len(ids)
+            read = until
+    return Conversation(prompt_ids, response_ids, learnt)
+
+
+def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return [*plain_ids(tokenizer, text), tokenizer.eos_token_id]
+
+
+def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Without the special tokens that a tokenizer may add: the template has written its own."""
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def render_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], generation: bool
+) -> str:
+    if tokenizer.chat_template is None:
+        raise BadRow(
+            "it holds messages, but the model has no chat template; give a prompt and a response."
+        )
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=generation
+        )
+    except Exception as error:  # a template is a program of the model's: it may raise anything
+        reason = " ".join(str(error).split())
+        raise BadRow(f"the chat template does not render it: {reason}.") from None
+
+
+def with_system(messages: Sequence[Message], system_prompt: str | None) -> Sequence[Message]:
+    """A system turn of the row's own stays."""
+    if system_prompt is None or not isinstance(messages, list) or not messages:
+        return messages
+    if isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
+        return messages
+    return [{"role": "system", "content": system_prompt}, *messages]
+
+
+def check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise BadRow("its messages are no list of {role, content} objects.")
+    for message in messages:
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+            raise BadRow(f"a message needs a role, one of {', '.join(ROLES)}.")
+        if not is_text(message.get("content")):
+            raise BadRow(f"the {message['role']}'s content is no text.")
+
+
+def text_column(row: Mapping[str, Any], name: str) -> str:
+    if name not in row:
+        names = ", ".join(row) or "none"
+        raise BadRow(f"it has no column {name!r} (it has {names}); set data.*_column.")
+    if not is_text(row[name]):
+        raise BadRow(f"{name!r} is no text, or empty.")
+    return row[name]
+
+
+def is_text(value: Any) -> bool:
+    """Something to read, that can be encoded: half a surrogate pair is no text."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def refuse_long(tokens: int, max_tokens: int, context: int | None) -> None:
+    if tokens > max_tokens:
+        raise BadRow(
+            f"it has {tokens} tokens, more than data.max_tokens = {max_tokens}; shorten it or "
+            f"raise the limit."
+        )
+    if context is not None and tokens > context:
+        raise BadRow(f"it has {tokens} tokens, but the model only {context} positions.")
+
+
+def _after(text: str, beginning: str) -> str:
+    if not text.startswith(beginning):
+        raise BadRow(
+            "the chat template writes earlier turns otherwise once others follow, so they cannot "
+            "all be learnt at once; give one response a row."
+        )
+    return text.removeprefix(beginning)

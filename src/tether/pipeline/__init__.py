@@ -1,0 +1,1 @@
+"""All of RLHF in one command: SFT, preferences, reward model, PPO, and what came of it."""

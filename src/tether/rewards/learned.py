@@ -1,0 +1,86 @@
+"""A frozen reward model as the reward: scores at the last token, under its own chat template.
+
+Scores are measured against the reference's responses: 0 is as good as the reference on average,
+1 is one standard deviation better. So a beta means the same whatever scale a reward model has.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tether.data.files import BadRow
+from tether.data.preferences import dialogue_ids
+from tether.errors import UserError
+from tether.models.reward_model import RewardModel
+from tether.rewards.scorers import Verdict
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of the reference's raw scores."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __call__(self, raw: float) -> float:
+        return (raw - self.mean) / self.std
+
+    def __str__(self) -> str:
+        return f"{self.mean!r} ± {self.std!r}"
+
+
+def measure_scale(raw: Sequence[float]) -> Scale:
+    """Of the reference's responses; refused where they all score alike."""
+    mean = math.fsum(raw) / len(raw)
+    variance = math.fsum((score - mean) ** 2 for score in raw) / max(1, len(raw) - 1)
+    if not variance > 0:
+        raise UserError(
+            "The reward model gives all responses of the reference the same score, so there is "
+            "nothing to learn from; check reward.kind."
+        )
+    return Scale(mean, math.sqrt(variance))
+
+
+class LearnedScorer:
+    """In this process: the model is ours to run, and there is no code of a stranger in it."""
+
+    def __init__(self, reward: RewardModel, system_prompt: str | None, scale: Scale) -> None:
+        self.reward = reward
+        self.system_prompt = system_prompt
+        self.scale = scale
+
+    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+        return [
+            Verdict(self.scale(raw)) if isinstance(raw, float) else Verdict(None, raw)
+            for raw in self.raw_scores(rows)
+        ]
+
+    def raw_scores(self, rows: Sequence[Mapping[str, Any]]) -> list[float | str]:
+        """As the model gives them, or why it gives none."""
+        dialogues = [self._ids(row) for row in rows]
+        limit = self.reward.max_tokens
+        short = [i for i, ids in enumerate(dialogues) if limit is None or len(ids) <= limit]
+        found: list[float | str] = [
+            f"the dialogue has {len(ids)} tokens, but the reward model only {limit} positions"
+            for ids in dialogues
+        ]
+        scores = self.reward.scores([dialogues[i] for i in short]).tolist() if short else []
+        for i, score in zip(short, scores, strict=True):
+            found[i] = score if math.isfinite(score) else f"the reward model gave {score}"
+        return found
+
+    def close(self) -> None:
+        pass
+
+    def _ids(self, row: Mapping[str, Any]) -> list[int]:
+        try:
+            return dialogue_ids(
+                self.reward.tokenizer,
+                row["prompt"],
+                row["response"],
+                self.system_prompt,
+                row["finished"],
+            )
+        except BadRow as problem:
+            raise UserError(f"The reward model cannot read a prompt: {problem}") from None

@@ -1,0 +1,184 @@
+"""The settings of the two stages before PPO, and of a recipe that runs all three. No torch.
+
+The manners are those of `config`: frozen sections, unknown keys are errors, one validation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+from tether.config import SCHEMA, Section, Share, cores
+
+
+class StageRunSection(Section):
+    """Where a stage writes."""
+
+    dir: Path | None = None
+    """the run directory itself; without it runs/NAME-001, -002, …"""
+    name: Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")] | None = None
+    """the NAME in runs/NAME-001; default: the stage's"""
+    overwrite: bool = False
+    """replace an earlier run at `run.dir`"""
+
+
+class StageModelSection(Section):
+    """The network that learns."""
+
+    start: str
+    """what training starts from: a local Hugging Face directory, or `tether:starter`"""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """number format of all weights"""
+
+
+class ConversationSection(Section):
+    """Rows with `messages`, or with a prompt and a response."""
+
+    train: str
+    """path of the training rows"""
+    heldout: str | None = None
+    """path of the rows that only evaluation sees"""
+    messages_column: str = "messages"
+    """the column that holds a conversation; a row without it needs the two below"""
+    prompt_column: str = "prompt"
+    """the column that holds the prompt"""
+    response_column: str = "response"
+    """the column that holds the response to learn"""
+    system_prompt: str | None = None
+    """a system turn before every prompt; needs a chat template"""
+    max_tokens: PositiveInt = 1024
+    """a longer row is refused before training, by line"""
+
+
+class PreferenceSection(Section):
+    """Rows with a prompt, the response that was chosen and the one that was rejected."""
+
+    train: str
+    """path of the training pairs"""
+    heldout: str | None = None
+    """path of the pairs that only evaluation sees"""
+    prompt_column: str = "prompt"
+    """the column that holds the prompt; may be absent where the other two are conversations"""
+    chosen_column: str = "chosen"
+    """the column that holds the better response: text, or messages"""
+    rejected_column: str = "rejected"
+    """the column that holds the worse response"""
+    system_prompt: str | None = None
+    """a system turn before every prompt; needs a chat template"""
+    max_tokens: PositiveInt = 1024
+    """a longer row is refused before training, by line"""
+
+
+class StageTrainSection(Section):
+    """How the rows are learnt. An iteration of these stages is one optimizer step."""
+
+    passes: PositiveFloat = 1.0
+    """passes over the rows"""
+    minibatch_rows: PositiveInt = 64
+    """rows, or pairs, of one optimizer step"""
+    microbatch_tokens: PositiveInt = 16_384
+    """padded tokens of one backward; changes memory, and no number beyond rounding"""
+    lr: PositiveFloat = 2e-5
+    """learning rate at its peak; it falls to zero along a cosine"""
+    warmup_share: Share = 0.05
+    """share of the steps in which it rises to the peak"""
+    weight_decay: NonNegativeFloat = 0.0
+    """how much of a weight each step takes away, times the learning rate"""
+    max_grad_norm: PositiveFloat = 1.0
+    """the gradient is scaled down to this norm"""
+    eval_every: NonNegativeInt = 0
+    """evaluate every so many steps, besides before and after; 0 = never"""
+    eval_rows: PositiveInt = 512
+    """held-out rows an evaluation uses, from the top of the file"""
+
+
+class StageConfig(Section):
+    """What both stages have in common."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
+    """version of this file's layout"""
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    """the order of the rows is computed from it"""
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda if there is one"""
+    threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
+    """CPU threads; the same number gives the same bits (default: the cores at hand)"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved config; `run.dir` is left out, as it is where the file itself lies."""
+        return self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+class SFTConfig(StageConfig):
+    """One run of `tether sft`."""
+
+    stage: Literal["sft"] = "sft"
+    """which command the file is for"""
+    run: StageRunSection = StageRunSection()
+    model: StageModelSection
+    data: ConversationSection
+    train: StageTrainSection = StageTrainSection()
+
+
+class RewardModelConfig(StageConfig):
+    """One run of `tether reward-model`."""
+
+    stage: Literal["reward-model"] = "reward-model"
+    """which command the file is for"""
+    run: StageRunSection = StageRunSection()
+    model: StageModelSection
+    data: PreferenceSection
+    train: StageTrainSection = StageTrainSection()
+
+
+class TaskSection(Section):
+    """How much of the generated preference task is drawn (`data/courtesy.py`)."""
+
+    demonstrations: PositiveInt = 6000
+    """questions with a response, for SFT"""
+    questions: PositiveInt = 6000
+    """questions alone, for PPO"""
+    pairs: PositiveInt = 3000
+    """comparisons of two sampled responses, for the reward model"""
+    heldout: PositiveInt = 500
+    """of each, kept from training"""
+    max_response_tokens: PositiveInt = 48
+    """a sampled response that has not ended by then is truncated, in every stage"""
+    noise: PositiveFloat = 0.5
+    """difference in true utility at which the worse of two is chosen 27 times in a hundred"""
+
+
+class PipelineConfig(StageConfig):
+    """All three stages on a generated preference task, one after the other: `tether train rlhf`.
+
+    The stages' sections leave out what the pipeline fills in: directories, data, and the models
+    that one stage hands to the next.
+    """
+
+    stage: Literal["rlhf"] = "rlhf"
+    """which command the file is for"""
+    run: StageRunSection = StageRunSection()
+    task: TaskSection = TaskSection()
+    start: str = "tether:starter"
+    """the model that SFT begins with"""
+    sft: dict[str, Any] = {}
+    """sections of `tether sft`"""
+    reward_model: dict[str, Any] = {}
+    """sections of `tether reward-model`"""
+    ppo: dict[str, Any] = {}
+    """sections of `tether train`"""
