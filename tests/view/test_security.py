@@ -239,7 +239,6 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
 }
 
 
@@ -258,7 +257,8 @@ HEADERS = {
 def test_every_answer_carries_the_headers(port, path, verb, host):
     _, text = get(port, path, f"Host: {host}:{port}", verb=verb)
     head = text.split("\r\n\r\n")[0].lower().split("\r\n")
-    for name, value in HEADERS.items():
+    keeping = "no-cache" if path == "/plotly.min.js" else "no-store"
+    for name, value in {**HEADERS, "cache-control": keeping}.items():
         assert f"{name}: {value.lower()}" in head
     policy = next(line for line in head if line.startswith("content-security-policy: "))
     for part in ("default-src 'none'", "script-src 'self';", "frame-ancestors 'none'"):

@@ -462,3 +462,13 @@ assert "torch" not in sys.modules
 assert "plotly" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_plotly_is_sent_once_and_then_only_asked_for(client):
+    first = client.get("/plotly.min.js")
+    assert first.status_code == 200
+    assert len(first.content) > 1_000_000
+    again = client.get("/plotly.min.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    other = client.get("/plotly.min.js", headers={"If-None-Match": '"older"'})
+    assert other.status_code == 200

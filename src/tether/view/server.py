@@ -106,7 +106,15 @@ class Pages:
         return _file(STATIC / name)
 
     async def plotly(self, request: Request) -> Response:
-        return _file(plotly_file())
+        """Its five megabytes are sent and compiled once: after that the browser asks if they are
+        still the same."""
+        path = plotly_file()
+        status = path.stat()
+        tag = f'"{status.st_size:x}-{status.st_mtime_ns:x}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(path.read_bytes(), media_type=TYPES[path.suffix], headers=headers)
 
     async def runs(self, request: Request) -> Response:
         return _json(answers.list_runs(self.folder, self.demo))
