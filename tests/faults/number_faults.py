@@ -6,6 +6,7 @@ checkpoints before and after it hold the same weights.
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,7 +199,10 @@ def _try(world: World, folder: Path, spoil: Spoil, seed: int) -> str | None:
     tried = train(folder / name.replace(" ", "_"), world.recipe, *words, sabotage=spoil)
     problem = no_traceback(tried) or _saved_rubbish(tried)
     problem = problem or (_wrong_stop(tried) if spoil.forever else _wrong_survival(tried, spoil))
-    return None if problem is None else f"{name}: {problem}"
+    if problem is None:
+        shutil.rmtree(tried.run)  # a checkpoint an iteration adds up
+        return None
+    return f"{name}: {problem}"
 
 
 def _saved_rubbish(tried: Attempt) -> str | None:
