@@ -176,9 +176,9 @@ class PipelineConfig(StageConfig):
     task: TaskSection = TaskSection()
     start: str = "tether:starter"
     """the model that SFT begins with"""
-    sft: dict[str, Any] = {}
+    sft: dict[str, Any] = Field(default_factory=dict)
     """sections of `tether sft`"""
-    reward_model: dict[str, Any] = {}
+    reward_model: dict[str, Any] = Field(default_factory=dict)
     """sections of `tether reward-model`"""
-    ppo: dict[str, Any] = {}
+    ppo: dict[str, Any] = Field(default_factory=dict)
     """sections of `tether train`"""

@@ -82,9 +82,7 @@ def encode_dialogue(
     return Conversation(render_prompt(tokenizer, prompt, system_prompt), ids, [True] * len(ids))
 
 
-def encode_messages(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
-) -> Conversation:
+def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conversation:
     """All assistant turns of a conversation, each encoded as if it had been sampled there."""
     check_messages(messages)
     if messages[-1]["role"] != "assistant":
@@ -134,8 +132,8 @@ def render_messages(
         raise BadRow(f"the chat template does not render it: {reason}.") from None
 
 
-def with_system(messages: Sequence[Message], system_prompt: str | None) -> Sequence[Message]:
-    """A system turn of the row's own stays."""
+def with_system(messages: Any, system_prompt: str | None) -> Any:
+    """A system turn of the row's own stays; what is no list of messages is refused later."""
     if system_prompt is None or not isinstance(messages, list) or not messages:
         return messages
     if isinstance(messages[0], Mapping) and messages[0].get("role") == "system":

@@ -38,8 +38,8 @@ class RewardModelStage:
             loss += float(share.detach())
             chosen.append(ours.detach())
             rejected.append(theirs.detach())
-        right = torch.cat(chosen) > torch.cat(rejected)
-        return {"loss": loss, "accuracy": float(right.double().mean())}
+        accuracy = reliability(torch.cat(chosen), torch.cat(rejected)).accuracy
+        return {"loss": loss, "accuracy": accuracy}
 
     def evaluate(self) -> Record | None:
         if not self.heldout:

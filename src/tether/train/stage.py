@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ BARREN_STEPS = 3  # in a row whose gradient is not finite, and the stage stops
 Record = dict[str, Any]
 
 
+@runtime_checkable
 class Stage(Protocol):
     """What is learnt, and from what."""
 
