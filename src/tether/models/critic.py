@@ -14,6 +14,7 @@ class Critic(nn.Module):
     """V(state before token t). The head starts at zero, so the first values are exactly 0.
 
     Given the actor's own model, the head stands on the actor's trunk and both learn together.
+    Whatever of the trunk learns, the head always does.
     """
 
     def __init__(self, model: PreTrainedModel, microbatch_tokens: int) -> None:

@@ -4,19 +4,22 @@ Training forwards read right-padded `Sequences` and need no attention mask. Deco
 left-padded prompts with one, and goes on from a key-value cache.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.types import Sequences
 
 
 def trunk(model: PreTrainedModel) -> nn.Module:
     """The network below the language-model head."""
-    return getattr(model, model.base_model_prefix)
+    return model.base_model
 
 
 def states_before_tokens(
@@ -28,10 +31,40 @@ def states_before_tokens(
     and the value over it is the value before it. State `response_lengths[row]` has read the
     whole response. Later states repeat the last one; nobody reads them.
     """
-    hidden = trunk(input_ids=sequences.ids, use_cache=False).last_hidden_state
+    with _recomputing(trunk):
+        hidden = trunk(input_ids=sequences.ids, use_cache=False).last_hidden_state
     columns = torch.arange(sequences.width + 1, device=hidden.device)
     source = (sequences.prompt_lengths[:, None] - 1 + columns).clamp(max=hidden.shape[1] - 1)
     return hidden.gather(1, source[:, :, None].expand(-1, -1, hidden.shape[2]))
+
+
+@torch.no_grad()
+def logits_are_the_heads(model: PreTrainedModel) -> bool:
+    """Whether the model's logits are its output head over its states, and nothing more."""
+    ids = torch.tensor([[0, 1, 2]], device=model.device)
+    states = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
+    logits = model(input_ids=ids, use_cache=False).logits
+    return torch.allclose(model.get_output_embeddings()(states), logits, rtol=1e-3, atol=1e-3)
+
+
+def recompute_in_backward(model: PreTrainedModel) -> None:
+    """From now on a forward with gradients keeps one state a layer and no more."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+@contextmanager
+def _recomputing(trunk: nn.Module) -> Iterator[None]:
+    """transformers recomputes layers in training mode only. Ours is never in it, for the dropout,
+    so the layers are told that they are, without what is in them, and only where gradients are."""
+    layers = [m for m in trunk.modules() if isinstance(m, GradientCheckpointingLayer)]
+    wanted = torch.is_grad_enabled()
+    for layer in layers:
+        layer.training = wanted and layer.gradient_checkpointing
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 @dataclass

@@ -1,11 +1,17 @@
-"""Models and tokenizers from local Hugging Face directories; no remote code, safetensors only."""
+"""Models and tokenizers from Hugging Face directories and GGUF files; no remote code, no pickle."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -15,11 +21,18 @@ from transformers.utils import logging
 
 from tether import assets
 from tether.errors import UserError
+from tether.models.foreign import refuse_foreign
+from tether.models.forward import logits_are_the_heads
+from tether.run.checkpoints import latest_checkpoint
+from tether.run.directory import is_run
 
 logging.set_verbosity_error()  # what goes wrong in loading is said in one sentence below
 logging.disable_progress_bar()  # a bar a model loaded would bury the run's own lines
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+WANTED_FROM_HUB = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 
 
 @dataclass(frozen=True)
@@ -43,44 +56,149 @@ class Vocabulary:
         return [own if "\ufffd" in text else text for text, own in zip(texts, spelt, strict=True)]
 
 
-def load_vocabulary(name: str, model: PreTrainedModel) -> Vocabulary:
+def find_model(name: str, hub: bool = False) -> Path:
+    """Where a model lies: a Hugging Face directory, a run's newest actor, or a GGUF file.
+
+    Only with `hub` is a name that is no path looked up, and fetched, outside this machine.
+    """
+    path = assets.resolve(name)
+    if is_run(path):  # it stands for the newest actor in it
+        path = latest_checkpoint(path) / "actor"
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    if not path.is_dir():
+        if not hub:
+            raise UserError(
+                f"No model at {name!r}; give a Hugging Face directory, a .gguf file, a run or "
+                f"tether:starter, or in a recipe a hub name with model.hub: true."
+            )
+        path = _fetch(name)
+    if (path / "adapter_config.json").is_file():
+        raise UserError(f"{name} holds an adapter, no whole model; merge it into its base first.")
+    if not (path / "config.json").is_file():
+        raise UserError(f"{name} has no config.json, so it is no Hugging Face model directory.")
+    refuse_foreign(name, path)
+    return path
+
+
+def load_causal_lm(
+    name: str, dtype: str, device: torch.device, hub: bool = False
+) -> PreTrainedModel:
+    """A causal language model, dropout off for good: old and new log-probs must agree."""
+    with _sentences(name, "a causal language model"):
+        model = _load(AutoModelForCausalLM, name, dtype, device, hub)
+    if not logits_are_the_heads(model):
+        raise UserError(
+            f"{name} changes its logits after the output head (soft-capping or scaling), which "
+            f"tether does not do; choose a model without that."
+        )
+    _make_savable(model)
+    return model
+
+
+def load_trunk(name: str, dtype: str, device: torch.device, hub: bool = False) -> PreTrainedModel:
+    """A model without its head, for a critic: any directory with the trunk's weights serves."""
+    with _sentences(name, "a language model's trunk"):
+        return _load(AutoModel, name, dtype, device, hub)
+
+
+def load_vocabulary(name: str, model: PreTrainedModel, hub: bool = False) -> Vocabulary:
+    directory, options = _place(find_model(name, hub))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_directory(name), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False, **options
+        )
     except Exception as error:  # the tokenizers library raises bare Exceptions
+        _refuse_remote_code(name, error)
         raise UserError(f"{name} has no tokenizer that loads: {_first_line(error)}") from None
+    largest, rows = max(tokenizer.get_vocab().values()), model.get_input_embeddings().num_embeddings
+    if largest >= rows:
+        raise UserError(
+            f"{name}'s tokenizer has ids up to {largest}, but its embedding only {rows} rows; use "
+            f"the tokenizer that the model was trained with, or resize the embedding."
+        )
     return Vocabulary(tokenizer, _eos_ids(name, model, tokenizer))
 
 
-def load_causal_lm(name: str, dtype: str, device: torch.device) -> PreTrainedModel:
-    """A causal language model, dropout off for good: old and new log-probs must agree."""
-    directory = model_directory(name)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=DTYPES[dtype],
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+def _load(auto: type, name: str, dtype: str, device: torch.device, hub: bool) -> PreTrainedModel:
+    path = find_model(name, hub)
+    _refuse_pickle(name, path)
+    directory, options = _place(path)
+    model, info = auto.from_pretrained(
+        directory,
+        dtype=DTYPES[dtype],
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **options,
+    )
+    if info["missing_keys"]:  # transformers would leave them at random
         raise UserError(
-            f"{name} does not load as a causal language model: {_first_line(error)}"
-        ) from None
+            f"{name} holds no {min(info['missing_keys'])}, which its architecture needs; it is "
+            f"incomplete, or a model of another kind."
+        )
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise UserError(f"{name} holds NaN or infinite weights; it cannot be trained or sampled.")
     return model.eval().to(device)
 
 
-def model_directory(name: str) -> Path:
-    directory = assets.resolve(name)
-    if not directory.is_dir():
+def _place(path: Path) -> tuple[Path, dict[str, Any]]:
+    """What transformers calls the path of a model: a directory, and perhaps a file in it."""
+    if path.is_dir():
+        return path, {}
+    if find_spec("gguf") is None:
+        raise UserError(f"{path} can be read with the gguf package only: pip install gguf.")
+    return path.parent, {"gguf_file": path.name}
+
+
+def _fetch(name: str) -> Path:
+    try:
+        return Path(snapshot_download(name, allow_patterns=WANTED_FROM_HUB))
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"No model directory {name!r}; give a local Hugging Face directory, a run or "
-            f"tether:starter."
-        )
-    if not (directory / "config.json").is_file():
-        raise UserError(f"{name} has no config.json, so it is no Hugging Face model directory.")
-    return directory
+            f"{name} is no local model and could not be fetched from the hub: {_first_line(error)}"
+        ) from None
+
+
+@contextmanager
+def _sentences(name: str, kind: str) -> Iterator[None]:
+    """What transformers raises over a model, in one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        _refuse_remote_code(name, error)
+        raise UserError(f"{name} does not load as {kind}: {_first_line(error)}") from None
+
+
+def _refuse_pickle(name: str, path: Path) -> None:
+    if path.is_file() or any(path.glob("*.safetensors")):
+        return
+    for pattern in PICKLES:
+        for found in path.glob(pattern):
+            raise UserError(
+                f"{name} keeps its weights in {found.name}, a pickle, which can run code when "
+                f"opened; convert it to safetensors first."
+            )
+
+
+def _refuse_remote_code(name: str, error: Exception) -> None:
+    if "trust_remote_code" in str(error):
+        raise UserError(
+            f"{name} comes with Python code of its own, which tether never runs; choose a model "
+            f"whose architecture is part of transformers."
+        ) from None
+
+
+def _make_savable(model: PreTrainedModel) -> None:
+    """Settings for sampling beside `do_sample: false` load, but would not be saved again."""
+    generation = model.generation_config
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
 
 
 def _eos_ids(

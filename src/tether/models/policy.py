@@ -25,8 +25,9 @@ class Policy:
         self.microbatch_tokens = microbatch_tokens
 
     def snapshot(self) -> "Policy":
-        """A copy that stays as the policy is now."""
-        model = copy.deepcopy(self.model).requires_grad_(False)
+        """A copy that stays as the policy is now; weights that never move are shared with it."""
+        frozen = {id(w): w for w in self.model.parameters() if not w.requires_grad}
+        model = copy.deepcopy(self.model, frozen).requires_grad_(False)
         return Policy(model, self.temperature, self.microbatch_tokens)
 
     @property

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,19 @@ from torch import nn
 
 from tether.config import Config
 from tether.errors import UserError
+from tether.models.adapters import learned
+from tether.models.reference import FrozenReference
 from tether.train.roles import Roles
+
+
+@dataclass(frozen=True)
+class Size:
+    """Numbers in a role's weights and, of these, the ones that learn."""
+
+    parameters: int = 0
+    weight_bytes: int = 0
+    learning: int = 0
+    learning_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -18,35 +31,42 @@ class Plan:
     train_prompts: int
     heldout_prompts: int
     longest_prompt: int
-    actor_parameters: int
-    critic_parameters: int
-    reference_parameters: int
-    bytes_a_number: int
+    actor: Size
+    critic: Size
+    reference: Size
+    bytes_a_number: int  # of a state
     hidden_size: int
     layers: int
     vocabulary: int
 
     @property
     def state_bytes(self) -> int:
-        """Weights, gradients and two Adam moments of actor and critic; the reference's weights."""
-        trained = self.actor_parameters + self.critic_parameters
-        return (4 * trained + self.reference_parameters) * self.bytes_a_number
+        """All weights; gradients and two Adam moments of what learns."""
+        weights = sum(role.weight_bytes for role in (self.actor, self.critic, self.reference))
+        return weights + 3 * self.learning_bytes
+
+    @property
+    def learning_bytes(self) -> int:
+        return self.actor.learning_bytes + self.critic.learning_bytes
 
     @property
     def activation_bytes(self) -> int:
-        """One microbatch's activations: some 34 numbers of width a layer and token, and logits."""
+        """One microbatch's activations: some 34 numbers of width a layer and token, and logits.
+        Gradient checkpointing keeps one of them a layer, and all of one layer at a time."""
         c = self.config
         rows = c.rows if c.actor.update.kind == "trpo" else c.actor.minibatch_rows
         tokens = min(c.actor.microbatch_tokens, rows * self.longest_row)
-        a_token = 34 * self.hidden_size * self.layers + 3 * self.vocabulary
+        a_layer, layers = 34 * self.hidden_size, self.layers
+        kept = self.hidden_size * layers + a_layer
+        states = kept if c.model.gradient_checkpointing else a_layer * layers
+        a_token = states + 3 * self.vocabulary
         return tokens * a_token * self.bytes_a_number
 
     @property
     def checkpoint_bytes(self) -> int:
         """Weights and two moments of what learns, and the reference where it is refreshed."""
-        trained = self.actor_parameters + self.critic_parameters
-        refreshed = self.reference_parameters if self.config.refreshes_reference else 0
-        return (3 * trained + refreshed) * self.bytes_a_number
+        refreshed = self.reference.weight_bytes if self.config.refreshes_reference else 0
+        return 3 * self.learning_bytes + refreshed
 
     @property
     def checkpoints_kept(self) -> int:
@@ -71,7 +91,6 @@ class Plan:
         evaluated = min(self.heldout_prompts, c.train.eval_prompts)
         passes = c.train.iterations * prompts / self.train_prompts
         tokens = c.train.iterations * c.rows * longest
-        trained = f"actor; critic {_si(self.critic_parameters)}"
         checkpoint = _bytes(self.checkpoint_bytes)
         return [
             ("rows an iteration", f"{c.rows}", f"{prompts} prompts x {samples} samples"),
@@ -89,12 +108,8 @@ class Plan:
                 f"{self.longest_prompt} prompt + {longest} response",
             ),
             ("held-out prompts", f"{evaluated}", f"of {self.heldout_prompts}"),
-            (
-                "parameters",
-                _si(self.actor_parameters),
-                f"{trained}, reference {_si(self.reference_parameters)}",
-            ),
-            ("memory for state", _bytes(self.state_bytes), "4 x (actor + critic) + reference"),
+            ("parameters", _si(self.actor.parameters), self._roles()),
+            ("memory for state", _bytes(self.state_bytes), "all weights + 3 x what learns"),
             ("memory for activations", _bytes(self.activation_bytes), "one microbatch, estimated"),
             (
                 "disk for checkpoints",
@@ -102,6 +117,16 @@ class Plan:
                 f"{self.checkpoints_kept} kept and one being written, {checkpoint} each",
             ),
         ]
+
+    def _roles(self) -> str:
+        actor, critic, reference = self.actor, self.critic, self.reference
+        whose = "actor"
+        if actor.learning < actor.parameters:
+            whose += f", of which {_si(actor.learning)} learn"
+        whose += f"; critic {_si(critic.parameters)}"
+        if critic.learning < critic.parameters:
+            whose += f", of which {_si(critic.learning)} learn"
+        return f"{whose}; reference {_si(reference.parameters)}"
 
 
 def check_disk(plan: Plan, folder: Path) -> None:
@@ -118,15 +143,15 @@ def check_disk(plan: Plan, folder: Path) -> None:
 
 
 def make_plan(config: Config, roles: Roles) -> Plan:
-    model, tied = roles.actor.model, config.kl.needs_reference
+    model = roles.actor.model
     return Plan(
         config=config,
         train_prompts=len(roles.train_prompts),
         heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
         longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
-        actor_parameters=_count(model),
-        critic_parameters=_critic_parameters(config, roles),
-        reference_parameters=_count(roles.reference.policy.model) if tied else 0,
+        actor=_size(model),
+        critic=_critic_size(config, roles),
+        reference=_reference_size(roles),
         bytes_a_number=model.dtype.itemsize,
         hidden_size=model.config.hidden_size,
         layers=model.config.num_hidden_layers,
@@ -156,15 +181,25 @@ def _steps(rows: int, minibatch_rows: int, epochs: int) -> tuple[str, str]:
     )
 
 
-def _critic_parameters(config: Config, roles: Roles) -> int:
+def _critic_size(config: Config, roles: Roles) -> Size:
     """What the critic adds: nothing, a head on the actor's trunk, or a model of its own."""
     if not config.has_critic:
-        return 0
-    return _count(roles.critic.head if config.critic.shared_trunk else roles.critic)
+        return Size()
+    return _size(roles.critic.head if config.critic.shared_trunk else roles.critic)
 
 
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _reference_size(roles: Roles) -> Size:
+    """What the reference adds; the actor's base with its adapter off is there already."""
+    reference = roles.reference
+    return _size(reference.policy.model) if isinstance(reference, FrozenReference) else Size()
+
+
+def _size(module: nn.Module) -> Size:
+    def count(weights: Iterable[nn.Parameter]) -> tuple[int, int]:
+        counted = list(weights)
+        return sum(w.numel() for w in counted), sum(w.nbytes for w in counted)
+
+    return Size(*count(module.parameters()), *count(learned(module).values()))
 
 
 def _si(number: int) -> str:

@@ -1,0 +1,116 @@
+"""A run's actor as an ordinary Hugging Face directory, with a model card that says what it is."""
+
+import shutil
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from tether import __version__
+from tether.config import Config
+from tether.errors import UserError
+from tether.models.loading import Vocabulary
+from tether.run.checkpoints import latest_checkpoint
+from tether.train.checkpoint import load_plain_actor
+from tether.train.evaluate import Estimate, Evaluation, read_evaluations
+from tether.train.roles import pick_device
+
+CARD = "README.md"
+SETTINGS = "tether.yaml"  # the run's config, under a name that makes the directory no run
+
+
+def export_run(run: Path, config: Config, directory: Path) -> Path:
+    """Whole or not there: it is written beside its place and moved by one rename."""
+    if directory.exists():
+        raise UserError(f"{directory} exists already; name a directory that does not.")
+    checkpoint = latest_checkpoint(run)
+    model, vocabulary = load_plain_actor(
+        checkpoint, config, config.model.dtype, pick_device(config.device)
+    )
+    _answer_alike(model, vocabulary)
+    staged = directory.with_name(f".staged-{directory.name}")
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        staged.mkdir(parents=True)
+        model.save_pretrained(staged)
+        vocabulary.tokenizer.save_pretrained(staged)
+        card = model_card(int(checkpoint.name), config, read_evaluations(run))
+        (staged / CARD).write_text(card, encoding="utf-8")
+        (staged / SETTINGS).write_text(config.to_yaml(), encoding="utf-8")
+        staged.rename(directory)
+    except OSError as error:
+        shutil.rmtree(staged, ignore_errors=True)
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{directory} could not be written: {reason}.") from None
+    return directory
+
+
+def _answer_alike(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
+    """Let `generate` end a response where training did, and pad without asking."""
+    ends = sorted(vocabulary.eos_ids)
+    model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    if model.generation_config.pad_token_id is None:
+        pad = vocabulary.tokenizer.pad_token_id
+        model.generation_config.pad_token_id = ends[0] if pad is None else pad
+
+
+def model_card(iterations: int, config: Config, evaluations: list[Evaluation]) -> str:
+    """Facts of the run directory, and nothing else."""
+    found = {evaluation.iteration: evaluation for evaluation in evaluations}
+    facts = {
+        "base model": f"`{config.model.actor}`",
+        "recipe": f"`{config.run.name}`; every setting is in `{SETTINGS}`",
+        "iterations": f"{iterations} of {config.rows} responses each",
+        "method": _method(config),
+        "reward": f"`{config.reward.kind}`",
+        "KL to the base model": _kl(found.get(iterations)),
+        "number format": config.model.dtype,
+        "written by": f"tether {__version__}",
+    }
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [tether, ppo]",
+        "---",
+        "",
+        f"# {config.run.name}",
+        "",
+        "Trained by reinforcement learning from the base model below.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {fact} |" for name, fact in facts.items()),
+        "",
+        *_scores(found.get(0), found.get(iterations)),
+    ]
+    return "\n".join(lines)
+
+
+def _method(config: Config) -> str:
+    lora = config.model.lora
+    trained = f"a LoRA adapter of rank {lora.rank}, merged" if lora else "all weights"
+    return f"{config.actor.update.kind} with {config.advantage.estimator} advantages; {trained}"
+
+
+def _kl(after: Evaluation | None) -> str:
+    if after is None or after.kl is None:
+        return "not measured"
+    return f"{after.kl:.4f} nats a response"
+
+
+def _scores(before: Evaluation | None, after: Evaluation | None) -> list[str]:
+    if before is None or after is None:
+        return ["This model was not evaluated on held-out prompts.", ""]
+    return [
+        f"Mean score on {after.greedy.count} held-out prompts, with 95% intervals:",
+        "",
+        "| | before | after |",
+        "| --- | --- | --- |",
+        f"| greedy | {_interval(before.greedy)} | {_interval(after.greedy)} |",
+        f"| sampled | {_interval(before.sampled)} | {_interval(after.sampled)} |",
+        "",
+    ]
+
+
+def _interval(score: Estimate) -> str:
+    return f"{score.mean:.3f} ({score.low:.3f} to {score.high:.3f})"

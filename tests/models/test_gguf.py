@@ -1,0 +1,123 @@
+"""A GGUF file, written here by the rules of its format, gives back the model it was made from."""
+
+import gguf
+import pytest
+import torch
+from helpers import changed, distinct_letters, slow_log_probs
+
+import tether
+from models.families import make_family
+from tether.errors import UserError
+from tether.models import loading
+from tether.models.loading import load_causal_lm, load_vocabulary
+
+CPU = torch.device("cpu")
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.layers": "blk",
+}
+
+
+def interleaved(weight, heads):
+    """GGUF pairs the two halves of each head's rotation next to each other."""
+    rows = weight.shape[0]
+    return weight.reshape(heads, 2, rows // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, model, tokenizer):
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    spelt = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    spelt += [
+        "ab",
+        "<|endoftext|>",
+        *(f"<|unused{i}|>" for i in range(len(spelt) + 2, config.vocab_size)),
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(spelt)
+    writer.add_token_merges(["a b"])
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_token_types([control if text.startswith("<|") else normal for text in spelt])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_chat_template(tokenizer.chat_template)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue  # tied
+        weight = weight.numpy()
+        if "q_proj" in name:
+            weight = interleaved(weight, config.num_attention_heads)
+        if "k_proj" in name:
+            weight = interleaved(weight, config.num_key_value_heads)
+        for ours, theirs in NAMES.items():
+            name = name.replace(ours, theirs)
+        writer.add_tensor(name, weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+@pytest.fixture
+def gguf_file(tmp_path, byte_tokenizer):
+    return write_gguf(tmp_path / "small.gguf", make_family("smollm2"), byte_tokenizer)
+
+
+def test_log_probs_are_those_of_the_model_that_was_written(gguf_file):
+    found, written = load_causal_lm(gguf_file, "float32", CPU), make_family("smollm2")
+    for prompt, ids in [([5, 9, 200], [7, 8, 256]), ([1], [2, 3, 4, 5])]:
+        expected = slow_log_probs(written, prompt, ids)
+        torch.testing.assert_close(slow_log_probs(found, prompt, ids), expected, rtol=0, atol=1e-5)
+
+
+def test_its_tokenizer_comes_along(gguf_file, byte_tokenizer):
+    vocabulary = load_vocabulary(gguf_file, load_causal_lm(gguf_file, "float32", CPU))
+    assert 256 in vocabulary.eos_ids
+    ids = byte_tokenizer("2+2=?", add_special_tokens=False).input_ids
+    assert vocabulary.tokenizer("2+2=?", add_special_tokens=False).input_ids == ids
+    assert vocabulary.decode([*ids, 256]) == "2+2=?"
+    assert vocabulary.tokenizer.chat_template == byte_tokenizer.chat_template
+
+
+def test_it_trains_with_an_adapter(gguf_file, tiny_config):
+    config = changed(
+        tiny_config,
+        model={"actor": gguf_file, "lora": {"rank": 2}},
+        train__iterations=1,
+        data__heldout=None,
+    )
+    result = tether.train(config, reward=distinct_letters)
+    assert tether.generate("2+2=?", model=str(result.run))
+
+
+def test_without_the_package_one_sentence_names_it(gguf_file, monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install gguf"):
+        load_causal_lm(gguf_file, "float32", CPU)
+
+
+def test_a_file_that_is_no_gguf_is_one_sentence(tmp_path):
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+    with pytest.raises(UserError, match="does not load as a causal language model") as stop:
+        load_causal_lm(str(tmp_path / "broken.gguf"), "float32", CPU)
+    assert "\n" not in str(stop.value)
