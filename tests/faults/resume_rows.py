@@ -22,6 +22,7 @@ from faults.trials import (
     Fill,
     LimitFiles,
     Signals,
+    Trial,
     start,
     tether,
 )
@@ -58,11 +59,19 @@ class Bench:
 
     @cached_property
     def seconds(self) -> float:
-        """What an uninterrupted run takes."""
+        """What an uninterrupted run takes, once it trains."""
         self.expected  # noqa: B018  (the fork server is warm after it)
+        trial = self.start(self.folder / "timed")
+        trial.wait_until_it_trains()
         began = time.perf_counter()
-        assert self.train(self.folder / "timed") == 0
+        assert trial.wait() == 0
         return time.perf_counter() - began
+
+    def start(self, run: Path) -> Trial:
+        """Begin the run or go on with it, and return at once."""
+        begun = (run / "config.yaml").is_file()
+        words = ("resume", run) if begun else ("train", self.world.recipe, "--run.dir", run)
+        return start(*words, log=log_of(run))
 
     def train(self, run: Path, *words: str, sabotage: Callable[[], None] | None = None) -> int:
         words = ("train", self.world.recipe, "--run.dir", run, *words)
@@ -73,8 +82,7 @@ class Bench:
 
     def go_on(self, run: Path) -> str | None:
         """Resume, or begin if there is no run yet; what is lost, if anything."""
-        begun = (run / "config.yaml").is_file()
-        code = self.resume(run) if begun else self.train(run)
+        code = self.start(run).wait()
         if code != 0:
             return f"resume ended with {code}: {log_of(run).read_text()[-300:]}"
         return self.compare(run)
@@ -123,7 +131,9 @@ def r1_kills(bench: Bench, tries: int) -> list[Row]:
     def attempt(number: int) -> str | None:
         chance = random.Random(f"{bench.seed} r1 {number}")
         run = bench.folder / f"r1-{number}"
-        trial = start("train", bench.world.recipe, "--run.dir", run, log=log_of(run))
+        trial = bench.start(run)
+        if number % 10:  # one in ten may be killed before it trains
+            trial.wait_until_it_trains()
         trial.process.join(chance.uniform(0, bench.seconds))
         trial.kill()
         places.append(_where(run))
@@ -147,6 +157,8 @@ def _where(run: Path) -> str:
     if not (run / "config.yaml").is_file():
         return "before the run began"
     saved = [path.name for path in (run / "checkpoints").glob("0*")]
+    if f"{ITERATIONS:06d}" in saved:
+        return "when it was done"
     return f"after checkpoint {int(max(saved))}" if saved else "before the first checkpoint"
 
 
@@ -187,10 +199,9 @@ def r3_ten_kills(bench: Bench, tries: int) -> Row:
         chance = random.Random(f"{bench.seed} r3 {number}")
         run = bench.folder / f"r3-{number}"
         for _ in range(10):
-            words = ("resume", run) if (run / "config.yaml").is_file() else None
-            words = words or ("train", bench.world.recipe, "--run.dir", run)
-            trial = start(*words, log=log_of(run))
-            trial.process.join(chance.uniform(0.2, 0.8) * bench.seconds)
+            trial = bench.start(run)
+            trial.wait_until_it_trains()
+            trial.process.join(chance.uniform(0, 0.3) * bench.seconds)
             trial.kill()
         problem = bench.go_on(run)
         if problem is None:

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,14 @@ class Trial:
         self.process.kill()
         self.process.join()
 
+    def wait_until_it_trains(self) -> None:
+        """Until the self-check is done, or the process has ended."""
+        while self.process.is_alive() and "self-check" not in self.said():
+            time.sleep(0.005)
+
     def said(self) -> str:
+        if not self.output.exists():
+            return ""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
 
@@ -58,7 +66,7 @@ def _main(words: list[str], sabotage: Callable[[], None] | None, log: Path) -> N
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     # A fork server's child has no proper streams of its own.
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     from tether.cli.main import main
 
     if sabotage is not None:

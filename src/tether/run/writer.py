@@ -48,10 +48,13 @@ class RunWriter:
 
     def sync(self) -> None:
         """Wait until all lines are on the disk: a checkpoint must not outlive them."""
-        for file in self.files.values():
-            os.fsync(file.fileno())
-        sync(self.directory / ROLLOUTS)
-        sync(self.directory)
+        try:
+            for file in self.files.values():
+                os.fsync(file.fileno())
+            sync(self.directory / ROLLOUTS)
+            sync(self.directory)
+        except OSError as error:
+            raise self._cannot_write(self.directory, error) from None
 
     def close(self) -> None:
         for file in self.files.values():
