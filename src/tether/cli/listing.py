@@ -1,7 +1,7 @@
 """`tether recipes` and `tether runs`: what ships, and what is here."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,9 +31,8 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = RUNS)
     for run in find_runs(folder):
         metrics, evals = read_lines(run / METRICS), read_lines(run / EVALS)
         last = metrics[-1] if metrics else None
-        score = f"{last['score/mean']:.3f}" if last else "–"
-        kl = f"{last['kl/sequence_mean']:.3f}" if last and "kl/sequence_mean" in last else "–"
-        shares = [score_text(e["sampled"]["mean"], e["sampled"]["binary"]) for e in evals]
+        score, kl = (_number(last, name) for name in ("score/mean", "kl/sequence_mean"))
+        shares = [_heldout(evaluation) for evaluation in evals]
         before = shares[0] if shares else "–"
         after = shares[-1] if len(shares) > 1 else "–"
         rows.append([str(run), str(len(metrics)), score, kl, before, after])
@@ -41,3 +40,17 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = RUNS)
         print(f"No runs in {folder}/ yet; `tether train` makes one.")
         return
     print(table(rows))
+
+
+def _number(last: dict[str, Any] | None, name: str) -> str:
+    """A stage before PPO has no score, and a run without a reference no KL."""
+    return f"{last[name]:.3f}" if last and name in last else "–"
+
+
+def _heldout(evaluation: dict[str, Any]) -> str:
+    """The held-out score; of a stage before PPO, its accuracy or its loss."""
+    if "sampled" in evaluation:
+        return score_text(evaluation["sampled"]["mean"], evaluation["sampled"]["binary"])
+    if "accuracy" in evaluation:
+        return f"{evaluation['accuracy']:.1%} right"
+    return f"loss {evaluation['loss']:.3f}"

@@ -1,0 +1,147 @@
+"""The generated taste by hand, noisy labels by count, and three stages in one command."""
+
+import json
+import math
+import random
+from itertools import islice
+
+import pytest
+from helpers import read_jsonl
+
+from tether.data.arithmetic import split_of
+from tether.data.courtesy import MANNERS, Question, demonstrate, draw_questions, utility
+from tether.errors import UserError
+from tether.pipeline.layout import Layout
+from tether.pipeline.preferences import label
+from tether.pipeline.report import won
+from tether.pipeline.run import PipelineWatcher, run_pipeline
+from tether.recipes import load_config, validate_config
+from tether.stages import PipelineConfig
+
+SUM = Question("What is 12+34?", "english", 46)
+
+
+@pytest.mark.parametrize(
+    ("response", "language", "expected"),
+    [
+        ("46", "english", 2 - 0.02 * 2),
+        ("It is 46.", "english", 2 - 0.02 * 9),
+        ("It is 46. Thank you!", "english", 2 + 1 - 0.02 * 20),
+        ("It is 46. Thank you! Thank you! Thank you!", "english", 2 + 1 - 2 * 0.5 - 0.02 * 42),
+        ("It is 45. Thank you!", "english", 1 - 0.02 * 20),
+        ("是46。谢谢！", "chinese", 2 + 1 - 0.02 * 7),
+        ("是46。谢谢！", "english", 2 - 0.02 * 7),
+        ("45, no, 46", "english", -0.02 * 10),
+        ("", "english", 0.0),
+    ],
+)
+def test_the_true_taste_is_the_one_that_is_described(response, language, expected):
+    assert utility(response, language, 46) == pytest.approx(expected)
+
+
+def test_demonstrations_are_right_and_come_in_every_manner():
+    rng = random.Random(0)
+    questions = list(islice(draw_questions(rng, "train"), 2000))
+    texts = [demonstrate(question, rng) for question in questions]
+    thanks = [text.count("Thank you!") + text.count("谢谢！") for text in texts]
+    assert all(str(q.total) in text for q, text in zip(questions, texts, strict=True))
+    for count, manner in ((1, "thanks"), (2, "fuss")):
+        assert thanks.count(count) / 2000 == pytest.approx(MANNERS[manner] / 100, abs=0.03)
+    languages = [question.language for question in questions]
+    assert languages.count("chinese") / 2000 == pytest.approx(0.5, abs=0.04)
+
+
+def test_no_sum_of_training_is_held_out():
+    for split in ("train", "heldout"):
+        for question in islice(draw_questions(random.Random(1), split), 300):
+            digits = question.prompt.removeprefix("What is ").removesuffix("?")
+            a, b = digits.removesuffix("等于几？").split("+")
+            assert split_of(int(a), int(b)) == split
+            assert int(a) + int(b) == question.total
+
+
+def test_the_better_response_is_chosen_as_often_as_a_logistic_curve_says():
+    better, worse = "46", "It is 46."  # utilities 0.14 apart
+    chosen = [
+        label(SUM, better, worse, 0.1, (i + 0.5) / 1000)["chosen"] == better for i in range(1000)
+    ]
+    assert sum(chosen) / 1000 == pytest.approx(1 / (1 + math.exp(-1.4)), abs=0.001)
+    assert label(SUM, "x", "46", 0.5, 0.5) == {
+        "prompt": SUM.prompt,
+        "chosen": "46",
+        "rejected": "x",
+    }
+
+
+def test_a_tie_is_half_a_win():
+    assert won([1.0, 2.0, 3.0, 0.0], [0.0, 2.0, 4.0, 0.0]) == 0.5
+
+
+# The stages
+
+
+@pytest.fixture
+def small(tiny_model_dir, tmp_path) -> dict:
+    return {
+        "threads": 1,
+        "stage": "rlhf",
+        "run": {"dir": str(tmp_path / "rlhf")},
+        "start": tiny_model_dir,
+        "task": {
+            "demonstrations": 12,
+            "questions": 8,
+            "pairs": 20,
+            "heldout": 6,
+            "max_response_tokens": 6,
+        },
+        "sft": {"train": {"minibatch_rows": 6}},
+        "reward_model": {"train": {"minibatch_rows": 10, "lr": 1e-3}},
+        "ppo": {
+            "rollout": {"prompts": 4, "samples_per_prompt": 2},
+            "actor": {"minibatch_rows": 8},
+            "train": {"iterations": 1},
+        },
+    }
+
+
+class Log(PipelineWatcher):
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def began(self, what: str) -> None:
+        self.stages.append(what.split()[0])
+
+
+def test_three_stages_hand_on_their_models_and_end_in_a_report(small, tmp_path):
+    log = Log()
+    report = run_pipeline(validate_config(small, PipelineConfig), log)
+    assert log.stages == ["SFT", "pairs", "reward", "PPO", "true"]
+    run = tmp_path / "rlhf"
+    state = json.loads((run / "ppo/checkpoints/000001/state.json").read_text())
+    model = state["config"]["model"]
+    assert model["actor"] == str(run / "sft/checkpoints/000002/actor")
+    reward = run / "reward-model/checkpoints/000002/reward"
+    assert model["critic"] == str(reward)
+    assert state["config"]["reward"]["kind"] == f"model:{reward}"
+    for row in read_jsonl(run / "data/pairs-train.jsonl"):
+        assert row["chosen"] != row["rejected"]
+    written = json.loads((run / "report.json").read_text())
+    assert written["ppo"]["wins"] == report.ppo.wins
+    assert report.sft.kl == pytest.approx(0, abs=1e-5)
+    assert 0 <= report.ppo.wins_low <= report.ppo.wins <= report.ppo.wins_high <= 1
+    assert report.ppo.questions == 6
+
+
+def test_a_wrong_setting_of_the_last_stage_is_found_before_the_first(small, tmp_path):
+    small["ppo"]["actor"]["minibatch_rows"] = 9
+    with pytest.raises(UserError, match="minibatch_rows is 9"):
+        run_pipeline(validate_config(small, PipelineConfig), Log())
+    assert not (tmp_path / "rlhf").exists()
+
+
+def test_the_shipped_recipe_is_whole_and_other_commands_say_whose_it_is(tmp_path):
+    config = load_config("rlhf", {"ppo.kl.in_reward.coef": 0.3}, PipelineConfig)
+    Layout(config, tmp_path).check()
+    assert Layout(config, tmp_path).ppo_config(tmp_path, tmp_path).kl.in_reward.coef == 0.3
+    with pytest.raises(UserError, match="rlhf is a recipe of `tether train`"):
+        load_config("rlhf")
