@@ -31,6 +31,8 @@ Every number that a run writes, in the order in which data flows. Means a token 
 that the policy sampled, EOS included. All logarithms are natural, so KL and entropy are in nats.
 """
 
+JSON_NAMES = {"array": "list", "object": "mapping"}  # as YAML's users say
+
 METRIC_FILES = [
     (
         "metrics.jsonl",
@@ -123,9 +125,10 @@ def property_of(schema: dict[str, Any], name: str) -> dict[str, Any]:
 def describe(node: dict[str, Any]) -> tuple[str, str]:
     """A field's type and range in words."""
     options = [option for option in node.get("anyOf", [node]) if option.get("type") != "null"]
-    [option] = options
+    option = options[0]
     values = option.get("enum", [option["const"]] if "const" in option else None)
-    kind = option["type"] + (" or null" if len(options) < len(node.get("anyOf", [node])) else "")
+    kinds = [JSON_NAMES.get(one["type"], one["type"]) for one in options]
+    kind = " or ".join(kinds + ["null"] * (len(options) < len(node.get("anyOf", [node]))))
     if values is not None:
         return kind, ", ".join(f"`{value}`" for value in values)
     bounds = [

@@ -72,8 +72,8 @@ def test_every_config_field_has_one_row_with_its_type_range_and_default(script):
         "| how far the ratio may fall before the objective is flat |" in rows
     )
     assert (
-        "| `data.heldout` | string or null |  | `null` "
-        "| path of the prompts that only evaluation sees |" in rows
+        "| `data.heldout` | string or list or null |  | `null` "
+        "| path of the prompts that only evaluation sees, or a list of {path, weight} |" in rows
     )
 
 
@@ -95,10 +95,13 @@ def test_the_glossary_names_exactly_what_runs_write(tiny_config, tmp_path):
         config = changed(tiny_config, run__dir=directory, data__heldout=None, **dotted)
         run = tether.train(config, reward=distinct_letters).run
         written[name] = [list(metrics) for metrics in lines(run, "metrics.jsonl")]
+    parts = [{"name": "NAME", "kind": "length", "arguments": {"at_most": 4}}]
+    config = changed(tiny_config, run__dir=str(tmp_path / "parts"), reward={"parts": parts})
+    written["parts"] = [list(m) for m in lines(tether.train(config).run, "metrics.jsonl")]
     everything = {key for run in written.values() for keys in run for key in keys}
     assert everything == {*KEYS, *METRICS}
     # In the order of the glossary, where there is but one: trpo and joint updates work otherwise.
-    for name in ("clip", "penalty", "grpo", "warm-up"):
+    for name in ("clip", "penalty", "grpo", "warm-up", "parts"):
         for keys in written[name]:
             assert keys == [key for key in [*KEYS, *METRICS] if key in keys]
     assert not any(key.startswith("actor/") for key in written["warm-up"][0])

@@ -22,6 +22,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
@@ -58,38 +59,106 @@ class RunSection(Section):
     """write rollouts/ every so many iterations; 0 = never"""
     rollouts_rows: PositiveInt = 64
     """rows kept of each written iteration: whole groups, evenly spaced"""
+    trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = []
+    """who gets a copy of the numbers, each by a process that only reads the run's files"""
+
+
+Dtype = Literal["float32", "float64", "bfloat16"]
+
+
+class LoraSection(Section):
+    """LoRA: the base stays as it is, and only a pair of thin matrices beside its layers learns."""
+
+    rank: PositiveInt = 16
+    """the thin side of the matrices"""
+    alpha: PositiveFloat = 32.0
+    """the adapter's output is multiplied by alpha / rank"""
+    targets: Annotated[list[str], Field(min_length=1)] | None = None
+    """names of the linear layers that get one, such as q_proj; default: all below the head"""
 
 
 class ModelSection(Section):
     """The networks behind the roles."""
 
     actor: str
-    """a local Hugging Face directory, or `tether:starter`"""
+    """a local Hugging Face directory, a `.gguf` file, `tether:starter`, or see `hub`"""
     reference: str | None = None
     """the frozen policy that KL is measured against; default: the actor's starting weights"""
     critic: str | None = None
     """the trunk that a zero value head is put on; default: the actor's starting weights"""
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    """number format of all weights"""
+    hub: bool = False
+    """let a name that is no directory be fetched from the Hugging Face hub"""
+    dtype: Dtype = "float32"
+    """number format of the actor's weights, and of the others unless they have one below"""
+    reference_dtype: Dtype | None = None
+    """number format of the reference's weights"""
+    critic_dtype: Dtype | None = None
+    """number format of the critic's weights"""
+    gradient_checkpointing: bool = False
+    """keep one state a layer for the backward pass and compute the rest again: slower, smaller"""
+    lora: LoraSection | None = None
+    """train an adapter on the actor; its base, the adapter off, is then the reference"""
+    critic_lora: LoraSection | None = None
+    """train an adapter and the value head, not the critic's whole trunk"""
+
+    @property
+    def adapter_off_is_reference(self) -> bool:
+        """The actor's base serves as the reference, so there is no second copy of it."""
+        return self.lora is not None and self.reference in (None, self.actor)
+
+
+class DataFile(Section):
+    """One of several files of prompts that are mixed."""
+
+    path: str
+    """a `.jsonl`, `.csv` or `.parquet` file"""
+    weight: PositiveFloat = 1.0
+    """how often its turn comes, relative to the other files"""
+
+
+def _path_or_files(value: Any) -> Any:
+    """One sentence for whatever is neither, as a union would give one for each of its members."""
+    if isinstance(value, str):
+        return value
+    try:
+        files = [DataFile.model_validate(item) for item in value]
+    except (TypeError, ValidationError):
+        files = []
+    if not files:
+        raise ValueError("write a path, or a list of {path: FILE, weight: NUMBER above 0}")
+    return files
+
+
+DataFiles = Annotated[list[DataFile], Field(min_length=1)]
 
 
 class DataSection(Section):
-    """Prompts: JSON lines, one object a row; columns other than the prompt go to the reward."""
+    """Prompts: rows of JSON lines, CSV or parquet; other columns go to the reward."""
 
-    train: str
-    """path of the training prompts, or `tether:NAME` for a file that ships"""
-    heldout: str | None = None
-    """path of the prompts that only evaluation sees"""
+    train: Annotated[str | DataFiles, BeforeValidator(_path_or_files)]
+    """path of the training prompts (`tether:NAME` ships), or a list of {path, weight}"""
+    heldout: Annotated[
+        str | DataFiles | None,
+        BeforeValidator(lambda value: None if value is None else _path_or_files(value)),
+    ] = None
+    """path of the prompts that only evaluation sees, or a list of {path, weight}"""
     prompt_column: str = "prompt"
-    """the column that holds the prompt"""
+    """the column that holds the prompt: text, or a list of messages"""
+    columns: dict[str, str] = {}
+    """second names for columns: {name that the reward asks for: column, or column.field}"""
     system_prompt: str | None = None
-    """a system turn before every prompt; needs a chat template"""
+    """a system turn before every prompt that has none; needs a chat template"""
     max_prompt_tokens: PositiveInt = 512
     """a longer prompt is refused before training, by row"""
     shuffle: bool = True
     """a fresh order each data pass; without it, file order"""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """what a broken row does: stop before training, with its line, or be left out and named"""
+
+    def files(self, split: Literal["train", "heldout"]) -> list[DataFile]:
+        """The files of a split; a path alone is a list of one."""
+        given = self.train if split == "train" else self.heldout
+        return [DataFile(path=given)] if isinstance(given, str) else given or []
 
 
 class RolloutSection(Section):
@@ -105,15 +174,53 @@ class RolloutSection(Section):
     """divides the logits, in sampling and in every log-prob alike"""
 
 
-class RewardSection(Section):
-    """What turns a response into a score."""
+class RewardPart(Section):
+    """One of several rewards that are summed."""
 
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    """what it is called in metrics and rollouts"""
     kind: str
-    """a rule that ships (`exact_answer`), or `path/file.py:function`"""
+    """a rule that ships, or `path/file.py:function`"""
+    weight: float = 1.0
+    """what its number is multiplied by before it is added to the score"""
+    arguments: dict[str, Any] = {}
+    """constants for the function, by the names of its parameters"""
+
+
+RewardParts = Annotated[list[RewardPart], Field(min_length=1)]
+
+
+class RewardSection(Section):
+    """What turns a response into a score: one reward by `kind`, or several by `parts`."""
+
+    kind: str | None = None
+    """a rule that ships (`exact_answer`, `number_match`, …), or `path/file.py:function`"""
+    arguments: dict[str, Any] = {}
+    """constants for the function, by the names of its parameters"""
+    parts: RewardParts | None = None
+    """rewards that are summed: a list of {name, kind, weight, arguments}"""
     timeout_seconds: PositiveFloat = 10.0
     """time one row may take before its score counts as failed"""
     max_failed_share: Share = 0.1
     """stop the run when more than this share of an iteration's rows could not be scored"""
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> RewardSection:
+        if self.kind is None and self.parts is None:
+            raise ValueError("kind is missing; name a rule, write path/file.py:function, or parts")
+        if self.parts and (self.kind is not None or self.arguments):
+            raise ValueError("kind and parts exclude each other; write one more part instead")
+        names = [part.name for part in self.parts or ()]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"two parts are called {twice[0]!r}; give each a name of its own")
+        return self
+
+    @property
+    def label(self) -> str:
+        """In a few words: the kind, or the weighted sum."""
+        parts = self.parts or ()
+        return self.kind or " + ".join(f"{part.weight:g} x {part.name}" for part in parts)
 
 
 KlEstimator = Annotated[
@@ -497,6 +604,31 @@ class Config(Section):
                     f"critic.{field} does not apply with critic.shared_trunk, where one optimizer "
                     f"moves both; leave it out or write null"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> Config:
+        model = self.model
+        if model.lora is not None and self.kl.refresh_reference_every:
+            raise ValueError(
+                "kl.refresh_reference_every does not go with model.lora, whose base never "
+                "changes; leave it out or write 0"
+            )
+        if model.adapter_off_is_reference and model.reference_dtype not in (None, model.dtype):
+            raise ValueError(
+                "model.reference_dtype does not apply with model.lora, where the reference is the "
+                "actor's own base; leave it out, or name another model.reference"
+            )
+        if model.critic_lora is not None and not self.has_critic:
+            raise ValueError(
+                f"model.critic_lora needs a critic, and {self.advantage.estimator} has none; "
+                f"leave it out"
+            )
+        if model.critic_lora is not None and self.critic.shared_trunk:
+            raise ValueError(
+                "model.critic_lora does not apply with critic.shared_trunk, where the critic "
+                "reads the actor's states; leave it out"
+            )
         return self
 
     @model_validator(mode="after")

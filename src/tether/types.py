@@ -10,7 +10,7 @@ Column t of every rows x response tensor is about `response_ids[:, t]`. Masks ar
 cell counts and come from lengths, never from comparing ids. Masked cells hold 0.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -27,7 +27,9 @@ class Prompts:
     texts: list[str]
     ids: list[list[int]]
     columns: list[dict[str, Any]]
-    positions: list[int]  # line in the data file, from 0
+    positions: list[int]  # line in the data file (row of a parquet), from 0
+    files: list[str]  # the data file of each
+    messages: list[list[dict[str, Any]] | None]  # the prompt as its row has it, if not as text
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -101,9 +103,15 @@ class Scores:
     values: Float[Tensor, " rows"]  # 0 where not scored
     usable: Bool[Tensor, " rows"]  # may be trained on
     scored: Bool[Tensor, " rows"]  # a usable row may go unscored: the critic speaks for it
+    parts: dict[str, Float[Tensor, " rows"]] = field(default_factory=dict)  # before their weights
 
     def without(self, rows: Bool[Tensor, " rows"]) -> "Scores":
-        return Scores(torch.where(rows, 0.0, self.values), self.usable & ~rows, self.scored & ~rows)
+        return Scores(
+            torch.where(rows, 0.0, self.values),
+            self.usable & ~rows,
+            self.scored & ~rows,
+            {name: torch.where(rows, 0.0, values) for name, values in self.parts.items()},
+        )
 
 
 @dataclass(frozen=True)

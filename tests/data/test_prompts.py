@@ -1,5 +1,7 @@
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +116,42 @@ def test_the_template_adds_a_system_turn_when_asked(byte_tokenizer):
     assert byte_tokenizer.decode(ids) == "<|system|>be brief<|user|>hi<|assistant|>"
 
 
+def test_messages_are_rendered_as_they_are_and_keep_their_own_system_turn(byte_tokenizer):
+    turns = [("user", "1+1=?"), ("assistant", "2"), ("user", "sure?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    text = "<|user|>1+1=?<|assistant|>2<|user|>sure?<|assistant|>"
+    assert byte_tokenizer.decode(render_prompt(byte_tokenizer, messages)) == text
+    ids = render_prompt(byte_tokenizer, messages, "be brief")
+    assert byte_tokenizer.decode(ids) == "<|system|>be brief" + text
+    own = [{"role": "system", "content": "Add."}, messages[0]]
+    assert byte_tokenizer.decode(render_prompt(byte_tokenizer, own, "be brief")) == (
+        "<|system|>Add.<|user|>1+1=?<|assistant|>"
+    )
+
+
+def test_messages_without_a_template_are_refused_by_row(load, byte_tokenizer, monkeypatch):
+    monkeypatch.setattr(byte_tokenizer, "chat_template", None)
+    row = b'{"prompt": [{"role": "user", "content": "hi"}]}\n'
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 2: .*messages.*no chat template"):
+        load(GOOD + row)
+
+
+DROPS_LAST = "{% for m in messages[:-1] %}{{ m.content }}{% endfor %}go:"
+
+
+@pytest.mark.parametrize("prompt", ['"hi"', '[{"role": "user", "content": "hi"}]'])
+def test_a_template_that_drops_the_last_turn_is_noticed(load, byte_tokenizer, monkeypatch, prompt):
+    monkeypatch.setattr(byte_tokenizer, "chat_template", DROPS_LAST)
+    with pytest.raises(UserError, match=r"line 1: .*template drops the last turn \('hi'\).*repair"):
+        load(f'{{"prompt": {prompt}}}\n'.encode())
+
+
+def test_a_template_may_trim_white_space(byte_tokenizer, monkeypatch):
+    trims = "{% for m in messages %}{{ m.content | trim }}{% endfor %}:"
+    monkeypatch.setattr(byte_tokenizer, "chat_template", trims)
+    assert byte_tokenizer.decode(render_prompt(byte_tokenizer, " a  b\n")) == "a  b:"
+
+
 def test_without_a_template_the_prompt_stands_as_it_is(byte_tokenizer, monkeypatch):
     monkeypatch.setattr(byte_tokenizer, "chat_template", None)
     assert byte_tokenizer.decode(render_prompt(byte_tokenizer, "hi")) == "hi"
@@ -129,13 +167,63 @@ def test_a_template_that_fails_is_one_sentence_whatever_it_raises(
     byte_tokenizer, monkeypatch, template
 ):
     monkeypatch.setattr(byte_tokenizer, "chat_template", template)
-    with pytest.raises(UserError, match="chat template does not render: [^\\n]+$"):
+    with pytest.raises(UserError, match=r"chat template does not render: [^\n]+$"):
         render_prompt(byte_tokenizer, "hi")
+
+
+def test_columns_that_the_reward_wants_are_required_of_every_row(tmp_path, byte_tokenizer):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD + b'{"prompt": "p", "solution": "3"}\n')
+    section = DataSection(train=str(path))
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 2: the reward asks for 'answer'"):
+        load_prompts(str(path), section, byte_tokenizer, ["answer"])
+
+
+def test_left_out_rows_are_named_and_the_others_keep_their_lines(load):
+    """Line 2 is broken, so the second prompt stands on line 3."""
+    found = load(GOOD + b"[]\n" + GOOD, on_bad_row="skip")
+    assert found.first(9).positions == [0, 2]
+    assert sorted(found.take(0, 2, 0, True).positions) == [0, 2]
+    [problem] = found.broken
+    assert "rows.jsonl, line 2: it holds list" in problem
+
+
+def test_a_csv_without_a_header_is_told_to_write_one(tmp_path, byte_tokenizer):
+    path = tmp_path / "rows.csv"
+    path.write_text("1+1=?,2\n2+2=?,4\n")
+    for choice in ("refuse", "skip"):
+        section = DataSection(train=str(path), on_bad_row=choice)
+        with pytest.raises(UserError, match=r"rows\.csv, line 2: .*first line names 1\+1=\?, 2.*"):
+            load_prompts(str(path), section, byte_tokenizer)
+
+
+@pytest.mark.parametrize("name", ["e.jsonl", "e.csv", "e.parquet", "h.csv"])
+def test_a_file_without_rows_is_refused_by_name(tmp_path, byte_tokenizer, name):
+    path = tmp_path / name
+    path.write_bytes(b"prompt,answer\n" if name == "h.csv" else b"")
+    if name == "e.parquet":
+        pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), path)
+    with pytest.raises(UserError, match=rf"{name} has no rows"):
+        load_prompts(str(path), DataSection(train=str(path)), byte_tokenizer)
+
+
+def test_files_are_mixed_and_every_prompt_knows_its_file_and_line(tmp_path, byte_tokenizer):
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.csv"
+    a.write_bytes(GOOD * 3)
+    b.write_text("prompt,answer\nx,1\n")
+    files = [{"path": str(a), "weight": 3}, {"path": str(b)}]
+    section = DataSection(train=files)
+    found = load_prompts(section.files("train"), section, byte_tokenizer)
+    taken = found.take(0, 4, 0, False)
+    assert taken.files == [str(a)] * 3 + [str(b)]
+    assert taken.positions == [0, 1, 2, 1]  # a CSV's first row stands on its second line
 
 
 def numbered(size: int) -> PromptSet:
     texts = [str(i) for i in range(size)]
-    return PromptSet(Prompts(texts, [[i] for i in range(size)], [{}] * size, list(range(size))))
+    nothing, rows = [None] * size, list(range(size))
+    prompts = Prompts(texts, [[i] for i in rows], [{}] * size, rows, ["f"] * size, nothing)
+    return PromptSet(prompts, [size], [1.0])
 
 
 @given(st.integers(1, 12), st.integers(1, 9), st.integers(0, 3), st.booleans())

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tether.errors import UserError
-from tether.rewards.function import call_reward, check_arguments, load_reward
+from tether.rewards.function import call_reward, load_reward, signature_of, wanted_columns
 from tether.rewards.rules import exact_answer
 
 ROW = {"prompt": "1+1=?", "response": "2", "finished": True, "answer": "2"}
@@ -62,8 +62,72 @@ def test_a_reward_that_cannot_be_found_is_refused(tmp_path, kind, reason):
         load_reward(kind.format(tmp_path))
 
 
-def test_a_reward_that_asks_for_a_missing_column_is_refused_before_training():
-    rows = [{"answer": "2", "solution": "2"}, {"answer": "2"}]  # the second lacks it
-    with pytest.raises(UserError, match=r"asks for 'solution'.*d\.jsonl, line 2.*answer"):
-        check_arguments(lambda response, solution: 0, rows, "d.jsonl")
-    check_arguments(lambda response, answer, finished, extra=1, **rest: 0, rows, "d.jsonl")
+CHAT = [{"role": "user", "content": "1+1=?"}]
+VERL = {**ROW, "data_source": "sums", "ground_truth": "2", "extra_info": {"index": 7}}
+
+
+def verl_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert (data_source, extra_info) == ("sums", {"index": 7})
+    return float(solution_str == ground_truth)
+
+
+def verl_any(solution_str, ground_truth, **rest):
+    return {"score": float(len(rest)), "names": sorted(rest)}
+
+
+def trl_text(prompts, completions, answer, **kwargs):
+    assert (prompts, completions, answer) == (["1+1=?"], ["2"], ["2"])
+    assert "prompt" not in kwargs
+    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def trl_chat(completions, **kwargs):
+    assert kwargs["prompts"] == [CHAT]
+    return [len(completion[0]["content"]) for completion in completions]
+
+
+def test_verls_signature_is_known_by_its_names():
+    assert signature_of(verl_score) == "verl"
+    assert call_reward(verl_score, VERL) == 1.0
+    assert call_reward(verl_any, {**VERL, "other": 1}) == 2.0  # data_source and extra_info only
+    assert wanted_columns(verl_score) == ["data_source", "ground_truth"]
+    assert wanted_columns(verl_any) == ["ground_truth"]
+
+
+def test_trls_signature_is_known_by_its_names_and_gets_lists():
+    assert signature_of(trl_text) == signature_of(trl_chat) == "trl"
+    assert call_reward(trl_text, ROW) == 1.0
+    assert call_reward(trl_chat, {**ROW, "prompt": CHAT, "response": "two"}) == 3.0
+    assert wanted_columns(trl_text) == ["answer"]
+    assert wanted_columns(trl_chat) == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [(1.0, "float, not a list"), ([1.0, 2.0], "2 scores for 1"), ([], "0 scores"), (["1"], "str")],
+)
+def test_a_trl_reward_returns_a_score_a_completion(returned, reason):
+    with pytest.raises((TypeError, ValueError), match=reason):
+        call_reward(lambda completions: returned, ROW)
+    assert call_reward(lambda completions: [None], ROW) is None
+    assert call_reward(lambda completions: np.array([2.5]), ROW) == 2.5
+
+
+def test_constants_are_no_columns_and_come_before_columns_of_their_name():
+    def reward(response, answer, bonus):
+        return bonus if response == answer else 0
+
+    assert wanted_columns(reward, {"bonus": 3}) == ["answer"]
+    assert call_reward(reward, {**ROW, "bonus": 9}, {"bonus": 3}) == 3.0
+    assert call_reward(lambda completions, scale, **rest: [scale], ROW, {"scale": 4}) == 4.0
+    assert call_reward(lambda solution_str, scale: scale, ROW, {"scale": 5}) == 5.0
+
+
+def test_a_file_may_define_dataclasses_that_look_their_module_up(tmp_path):
+    file = tmp_path / "typed.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import KW_ONLY, dataclass\n"
+        "@dataclass\nclass A:\n    _: KW_ONLY\n    x: int = 2\n"
+        "def f():\n    return A(x=3).x\n"
+    )
+    assert load_reward(f"{file}:f")() == 3

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tether.errors import UserError
+from tether.rewards.parts import Part
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Verdict
 
 FUNCTIONS = """
@@ -59,7 +60,7 @@ def reward_file(tmp_path):
 
 @pytest.fixture
 def child(reward_file):
-    scorer = ChildScorer(f"{reward_file}:reward", timeout_seconds=0.5)
+    scorer = ChildScorer([Part(f"{reward_file}:reward")], timeout_seconds=0.5)
     yield scorer
     scorer.close()
 
@@ -114,7 +115,7 @@ def test_more_rows_than_a_pipe_holds_are_all_scored(child):
 
 def test_a_time_limit_is_a_rows_own_and_not_the_batchs(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ndef f(): time.sleep(0.15); return 1\n")
-    scorer = ChildScorer(f"{tmp_path}/slow.py:f", timeout_seconds=0.5)
+    scorer = ChildScorer([Part(f"{tmp_path}/slow.py:f")], timeout_seconds=0.5)
     assert scorer.score([{}] * 5) == [Verdict(1.0)] * 5
     scorer.close()
 
@@ -132,7 +133,7 @@ def test_a_hung_child_and_what_it_forked_are_gone_after_its_row(tmp_path):
         "    if pid: pathlib.Path(path).write_text(str(pid))\n"
         "    time.sleep(60)\n"
     )
-    scorer = ChildScorer(f"{tmp_path}/forks.py:f", timeout_seconds=0.3)
+    scorer = ChildScorer([Part(f"{tmp_path}/forks.py:f")], timeout_seconds=0.3)
     [verdict] = scorer.score([{"path": str(tmp_path / "pid")}])
     assert "took longer" in verdict.problem
     grandchild = (tmp_path / "pid").read_text()
@@ -153,7 +154,7 @@ def _runs(pid: str) -> bool:
 
 def test_a_reward_that_cannot_be_loaded_is_the_users_mistake(tmp_path):
     with pytest.raises(UserError, match="not a file"):
-        ChildScorer(f"{tmp_path}/nowhere.py:f", 1.0).score([{}])
+        ChildScorer([Part(f"{tmp_path}/nowhere.py:f")], 1.0).score([{}])
 
 
 def test_a_copy_that_the_reward_forks_answers_for_no_row(tmp_path):
@@ -161,7 +162,7 @@ def test_a_copy_that_the_reward_forks_answers_for_no_row(tmp_path):
     (tmp_path / "twice.py").write_text(
         "import os\ndef f(number):\n    return number if number != 1 or os.fork() else 9.0\n"
     )
-    scorer = ChildScorer(f"{tmp_path}/twice.py:f", timeout_seconds=5.0)
+    scorer = ChildScorer([Part(f"{tmp_path}/twice.py:f")], timeout_seconds=5.0)
     for _ in range(3):
         verdicts = scorer.score([{"number": n} for n in range(4)])
         assert [v.score for v in verdicts] == [0.0, 1.0, 2.0, 3.0]
@@ -171,7 +172,7 @@ def test_a_copy_that_the_reward_forks_answers_for_no_row(tmp_path):
 
 def test_a_problem_is_told_on_one_line_of_readable_length(tmp_path):
     (tmp_path / "long.py").write_text("def f(): raise ValueError('no\\nway ' * 10**6)\n")
-    scorer = ChildScorer(f"{tmp_path}/long.py:f", timeout_seconds=5.0)
+    scorer = ChildScorer([Part(f"{tmp_path}/long.py:f")], timeout_seconds=5.0)
     [verdict] = scorer.score([{}])
     scorer.close()
     assert verdict.problem.startswith("ValueError: no way no way")

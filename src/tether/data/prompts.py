@@ -1,64 +1,68 @@
 """Prompt files: read, checked and tokenised before training, then taken by iteration."""
 
-import codecs
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from itertools import accumulate
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tether import assets
 from tether.algo.random import permutation
-from tether.config import DataSection
+from tether.config import DataFile, DataSection
+from tether.data.files import BadRow, FileRow, read_file
+from tether.data.files import read_rows as read_rows  # other readers look for it here
+from tether.data.mixing import earliest, exact, turn
+from tether.data.shapes import names, prompt_of, readable, require, reward_columns
 from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.types import Prompts
 
-MAX_NESTING = 50  # levels of a row; far below what Python's own JSON can write again
-NESTED = "it is nested too deeply; write one flat object a line."
-LONGEST_NAMES = 200  # characters of column names that a sentence quotes
-
 
 @dataclass(frozen=True)
 class PromptSet:
-    """All prompts of one file, in file order."""
+    """All prompts of one file, or of several that are mixed, in file order."""
 
     prompts: Prompts
+    sizes: list[int]  # how many of them each file has
+    weights: list[float]  # of each file
     broken: list[str] = field(default_factory=list)  # rows that were left out, and why
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def first(self, count: int) -> Prompts:
-        return self._pick(range(min(count, len(self))))
+        """From the top of the file; of several, by weight."""
+        starts = [0, *accumulate(self.sizes)]
+        chosen = earliest(count, self.sizes, [exact(weight) for weight in self.weights])
+        return self._pick(starts[file] + row for file, row in chosen)
 
     def take(self, iteration: int, count: int, seed: int, shuffle: bool) -> Prompts:
         """The prompts of one iteration: a window on data passes laid end to end.
 
         It is computed from the iteration alone, so there is no position to lose.
         """
-        stream = np.arange(iteration * count, (iteration + 1) * count)
-        rows = stream % len(self)
-        if shuffle:
-            passes = stream // len(self)
-            orders = {int(p): permutation(len(self), seed, "shuffle", int(p)) for p in set(passes)}
-            rows = [int(orders[int(p)][row]) for p, row in zip(passes, rows, strict=True)]
-        return self._pick(rows)
+        starts = [0, *accumulate(self.sizes)]
+        weights = [exact(weight) for weight in self.weights]
 
-    def _pick(self, rows: Sequence[int] | np.ndarray) -> Prompts:
-        p = self.prompts
-        return Prompts(
-            texts=[p.texts[i] for i in rows],
-            ids=[p.ids[i] for i in rows],
-            columns=[p.columns[i] for i in rows],
-            positions=[int(i) for i in rows],
-        )
+        @cache
+        def order(file: int, data_pass: int) -> list[int]:
+            purpose = f"shuffle {file}" if file else "shuffle"
+            return permutation(self.sizes[file], seed, purpose, data_pass).tolist()
+
+        def row(position: int) -> int:
+            file, taken = turn(position, weights)
+            data_pass, place = divmod(taken, self.sizes[file])
+            return starts[file] + (order(file, data_pass)[place] if shuffle else place)
+
+        return self._pick(row(p) for p in range(iteration * count, (iteration + 1) * count))
+
+    def _pick(self, rows: Iterable[int]) -> Prompts:
+        rows, p = list(rows), self.prompts
+        return Prompts(**{name: [getattr(p, name)[i] for i in rows] for name in vars(p)})
 
 
 def load_prompts(
-    path: str,
+    files: str | Sequence[DataFile],
     data: DataSection,
     tokenizer: PreTrainedTokenizerBase,
     columns: Sequence[str] = (),
@@ -69,122 +73,63 @@ def load_prompts(
     `columns` must be there besides the prompt; `context` is how many tokens a prompt may have for
     the model's sake.
     """
-    found, broken = Prompts([], [], [], []), []
-    for position, line in enumerate(_read_lines(path)):
-        try:
-            row = _parse_line(line)
-            text = _prompt_text(row, data.prompt_column)
-            ids = _tokens(text, data, tokenizer, context)
-            _require(columns, row, data.prompt_column)
-        except BadRow as problem:
-            where = f"{path}, line {position + 1}: {problem}"
-            if data.on_bad_row == "refuse":
-                raise UserError(where) from None
-            broken.append(where)
-            continue
-        found.texts.append(text)
-        found.ids.append(ids)
-        found.columns.append({k: v for k, v in row.items() if k != data.prompt_column})
-        found.positions.append(position)
-    if not found.ids:
-        first = f" that can be used; {broken[0]}" if broken else "; write one JSON object a line."
-        raise UserError(f"{path} has no rows{first}")
-    return PromptSet(found, broken)
+    files = [DataFile(path=files)] if isinstance(files, str) else files
+    found, sizes, broken = Prompts([], [], [], [], [], []), [], []
+    for file in files:
+        before, problems = len(found), []
+        for row in read_file(file.path):
+            try:
+                _add(found, row, file.path, data, tokenizer, columns, context)
+            except (BadRow, UserError) as problem:  # a template may refuse a single row
+                where = f"{row.place}: {problem}"
+                if data.on_bad_row == "refuse":
+                    raise UserError(where) from None
+                problems.append(where)
+        if len(found) == before:
+            first = f" that can be used; {problems[0]}" if problems else "; write one a line."
+            raise UserError(f"{file.path} has no rows{first}")
+        sizes.append(len(found) - before)
+        broken += problems
+    return PromptSet(found, sizes, [file.weight for file in files], broken)
 
 
-def read_rows(path: str) -> list[dict[str, Any]]:
-    """A JSON-lines file as one dict a line, whatever its columns are."""
-    rows = []
-    for number, line in enumerate(_read_lines(path), start=1):
-        try:
-            rows.append(_parse_line(line))
-        except BadRow as problem:
-            raise UserError(f"{path}, line {number}: {problem}") from None
-    return rows
-
-
-class BadRow(Exception):
-    """What is wrong with one row, and what to write instead."""
-
-
-def _read_lines(path: str) -> list[bytes]:
-    try:
-        content = assets.resolve(path).read_bytes()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(
-            f"{path} cannot be opened: {reason}; check data.train and data.heldout."
-        ) from None
-    # Only a line feed ends a line: JSON text may hold other separators, such as U+2028.
-    content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
-    return content.split(b"\n") if content else []
-
-
-def _parse_line(line: bytes) -> dict[str, Any]:
-    if not line.strip():
-        raise BadRow("it is empty; write one JSON object a line.")
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise BadRow("it is not UTF-8; save the file as UTF-8 JSON lines.") from None
-    except RecursionError:
-        raise BadRow(NESTED) from None
-    except ValueError as error:
-        raise BadRow(f"it is not JSON ({error}); write one object a line.") from None
-    if not isinstance(row, dict):
-        raise BadRow(f"it holds {type(row).__name__}, not an object with columns.")
-    if _is_nested(row, MAX_NESTING):
-        raise BadRow(NESTED)
-    return row
-
-
-def _is_nested(value: Any, levels: int) -> bool:
-    """Whether it holds objects or lists inside each other, more than so many levels deep."""
-    if not isinstance(value, dict | list):
-        return False
-    inside = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_nested(item, levels - 1) for item in inside)
-
-
-def _prompt_text(row: dict[str, Any], column: str) -> str:
-    if column not in row:
-        raise BadRow(f"it has no column {column!r} (it has {_names(row)}); set data.prompt_column.")
-    text = row[column]
-    if not isinstance(text, str):
-        raise BadRow(f"{column!r} is {type(text).__name__}, not text.")
-    if not text.strip():
-        raise BadRow("the prompt is empty.")
-    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise BadRow("the prompt holds half a surrogate pair, which is no text.")
-    return text
-
-
-def _tokens(
-    text: str, data: DataSection, tokenizer: PreTrainedTokenizerBase, context: int | None
-) -> list[int]:
-    ids = render_prompt(tokenizer, text, data.system_prompt)
-    if len(ids) > data.max_prompt_tokens:
+def _add(
+    found: Prompts,
+    row: FileRow,
+    path: str,
+    data: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    wanted: Sequence[str],
+    context: int | None,
+) -> None:
+    if row.problem is not None:
+        raise row.problem
+    if data.prompt_column not in row.columns and path.lower().endswith(".csv"):
         raise BadRow(
-            f"the prompt has {len(ids)} tokens, more than data.max_prompt_tokens = "
-            f"{data.max_prompt_tokens}; shorten it or raise the limit."
+            f"there is no column {data.prompt_column!r} (the first line names "
+            f"{names(row.columns)}); write the columns' names there, or set data.prompt_column."
         )
-    if context is not None and len(ids) > context:
+    prompt = prompt_of(row.columns, data.prompt_column)
+    ids = render_prompt(tokenizer, prompt, data.system_prompt)
+    _check_length(len(ids), data.max_prompt_tokens, context)
+    columns = reward_columns(row.columns, data.prompt_column, data.columns)
+    require(wanted, columns)
+    found.texts.append(readable(prompt))
+    found.ids.append(ids)
+    found.columns.append(columns)
+    found.positions.append(row.position)
+    found.files.append(path)
+    found.messages.append(None if isinstance(prompt, str) else prompt)
+
+
+def _check_length(tokens: int, limit: int, context: int | None) -> None:
+    if tokens > limit:
         raise BadRow(
-            f"the prompt has {len(ids)} tokens, but the model's positions leave room for {context} "
+            f"the prompt has {tokens} tokens, more than data.max_prompt_tokens = {limit}; shorten "
+            f"it or raise the limit."
+        )
+    if context is not None and tokens > context:
+        raise BadRow(
+            f"the prompt has {tokens} tokens, but the model's positions leave room for {context} "
             f"beside rollout.max_response_tokens; shorten it or lower that."
         )
-    return ids
-
-
-def _require(columns: Sequence[str], row: dict[str, Any], prompt_column: str) -> None:
-    for name in columns:
-        if name not in row or name == prompt_column:
-            raise BadRow(
-                f"the reward asks for {name!r}, but the row has only the columns {_names(row)}."
-            )
-
-
-def _names(row: dict[str, Any]) -> str:
-    """The columns of a row, on one line whatever they are called."""
-    names = " ".join(", ".join(row).split()) or "none"
-    return names if len(names) <= LONGEST_NAMES else f"{names[:LONGEST_NAMES]} …"

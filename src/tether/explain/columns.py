@@ -7,9 +7,11 @@ from typing import Any
 
 from tether.config import Config
 from tether.data.arithmetic import FORMS, state
-from tether.data.prompts import read_rows
+from tether.data.files import BadRow, read_file
+from tether.data.shapes import prompt_of, readable, reward_columns
 from tether.errors import UserError
-from tether.rewards.function import Reward, load_reward, wanted_columns
+from tether.rewards.function import Reward
+from tether.rewards.parts import columns_wanted
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ def find_columns(
 ) -> Columns:
     """What is typed is enough if the reward wants no more; else the prompt's row in a data file
     is looked up, and a sum is worked out."""
-    wanted = wanted_columns(load_reward(config.reward.kind) if reward is None else reward)
+    wanted = columns_wanted(config.reward, reward)
     if typed and set(wanted) <= set(typed):
         return Columns(dict(typed), "typed")
     found = _in_files(prompt, config) or _worked_out(prompt, config) or Columns({}, "")
@@ -40,11 +42,14 @@ def find_columns(
 def _in_files(prompt: str, config: Config) -> Columns | None:
     """The rest of the first row that asks exactly this."""
     column = config.data.prompt_column
-    for path in filter(None, (config.data.train, config.data.heldout)):
-        for line, row in enumerate(read_rows(path), start=1):
-            if row.get(column) == prompt:
-                rest = {name: value for name, value in row.items() if name != column}
-                return Columns(rest, f"{path}, line {line}")
+    for file in config.data.files("train") + config.data.files("heldout"):
+        for row in read_file(file.path):
+            try:
+                if readable(prompt_of(row.columns, column)) == prompt:
+                    rest = reward_columns(row.columns, column, config.data.columns)
+                    return Columns(rest, row.place)
+            except BadRow:
+                continue  # training refuses it or leaves it out; here another row is sought
     return None
 
 

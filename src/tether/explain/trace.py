@@ -143,6 +143,7 @@ def one_prompt_config(config: Config, data: str) -> Config:
         {
             "data.train": data,
             "data.heldout": None,
+            "data.columns": {},  # the row has them under the names that the reward asks for
             "rollout.prompts": 1,
             "rollout.samples_per_prompt": rows,
             "reward.max_failed_share": 1.0,  # what could not be scored is said below
@@ -247,7 +248,7 @@ def _settings(subject: Subject, config: Config) -> dict[str, Any]:
         "seed": config.seed,
         "temperature": config.rollout.temperature,
         "rows": config.rows,
-        "reward": config.reward.kind,
+        "reward": config.reward.label,
         "beta": subject.controls.beta,
         "kl_estimator": config.kl.in_reward.estimator,
         "estimator": config.advantage.estimator,

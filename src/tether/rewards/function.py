@@ -1,70 +1,95 @@
-"""Finding a reward function and calling it by the names of its parameters. Imports no torch."""
+"""Finding a reward function and calling it by the names of its parameters. Imports no torch.
+
+Three kinds of signature are told apart by those names:
+
+    plain   f(prompt, response, finished, and columns by name) -> number or None
+    verl    f(data_source, solution_str, ground_truth, extra_info=None) -> number, or {"score": …}
+    TRL     f(prompts, completions, and columns by name) -> list of a number or None a completion
+"""
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tether.errors import UserError
 from tether.rewards.rules import RULES
 
-Reward = Callable[..., float | None]
+Reward = Callable[..., Any]
 
 LARGEST_SCORE = 1e15  # its square is still finite in float32
 LONGEST_PROBLEM = 500  # characters; what a reward raises may quote a whole response
 ROW_ARGUMENTS = ("prompt", "response", "finished")
+VERL_COLUMNS = ("data_source", "ground_truth", "extra_info")
 
 
-def load_reward(kind: str) -> Reward:
-    """A rule that ships, or `path/file.py:function`."""
+def load_reward(kind: str, field: str = "reward.kind") -> Reward:
+    """A rule that ships, or `path/file.py:function`; `field` is where the config names it."""
     if kind in RULES:
         return RULES[kind]
     path, colon, name = kind.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise UserError(
-            f"reward.kind {kind!r} is no rule that ships ({', '.join(RULES)}); "
+            f"{field} {kind!r} is no rule that ships ({', '.join(RULES)}); "
             f"for your own write path/file.py:function."
         )
     if not Path(path).is_file():
-        raise UserError(f"reward.kind names {path}, which is not a file.")
+        raise UserError(f"{field} names {path}, which is not a file.")
     function = getattr(_import_file(Path(path)), name, None)
     if not callable(function):
-        raise UserError(f"reward.kind: {path} has no function {name!r}.")
+        raise UserError(f"{field}: {path} has no function {name!r}.")
     return function
 
 
-def wanted_columns(function: Reward) -> list[str]:
-    """Columns of a data row that the reward cannot do without."""
+def signature_of(function: Reward) -> Literal["plain", "verl", "trl"]:
+    names = inspect.signature(function).parameters
+    if "completions" in names:
+        return "trl"
+    return "verl" if "solution_str" in names else "plain"
+
+
+def wanted_columns(function: Reward, arguments: Mapping[str, Any] | None = None) -> list[str]:
+    """Columns of a data row that the reward cannot do without; its constants it has already."""
     if not callable(function):
         raise UserError(f"The reward is {function!r}, which is not a function.")
+    given = {**row_arguments(function), **(arguments or {})}
     return [
         name
         for name, p in inspect.signature(function).parameters.items()
         if p.default is p.empty
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        and name not in ROW_ARGUMENTS
+        and name not in given
     ]
 
 
-def check_arguments(function: Reward, rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Refuse a reward that asks for a column which a data row does not have."""
-    wanted = wanted_columns(function)
-    for line, row in enumerate(rows, start=1):
-        missing = [name for name in wanted if name not in row]
-        if missing:
-            raise UserError(
-                f"The reward asks for {missing[0]!r}, but {path}, line {line} has only the columns "
-                f"{', '.join(row) or 'none'} (besides {', '.join(ROW_ARGUMENTS)})."
-            )
+def row_arguments(function: Reward) -> dict[str, str]:
+    """What every row has for this kind of signature, and where that comes from."""
+    match signature_of(function):
+        case "trl":
+            return {"prompts": "prompt", "completions": "response"}
+        case "verl":
+            return {name: name for name in ROW_ARGUMENTS} | {"solution_str": "response"}
+    return {name: name for name in ROW_ARGUMENTS}
 
 
-def call_reward(function: Reward, row: Mapping[str, Any]) -> float | None:
+def takes_all(function: Reward) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+
+
+def call_reward(
+    function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any] | None = None
+) -> float | None:
     """The function's score of one row; anything but a finite number or None is an error."""
-    parameters = inspect.signature(function).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    arguments = row if takes_all else {k: v for k, v in row.items() if k in parameters}
-    score = function(**arguments)
+    match signature_of(function):
+        case "trl":
+            score = _only_score(function(**_named(function, _as_lists(row), arguments)))
+        case "verl":
+            result = function(**_named(function, _as_verl(function, row), arguments))
+            score = result["score"] if isinstance(result, dict) else result
+        case "plain":
+            score = function(**_named(function, row, arguments))
     if score is None:
         return None
     if isinstance(score, str) or not hasattr(score, "__float__"):
@@ -80,9 +105,45 @@ def describe(error: BaseException) -> str:
     return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …"
 
 
+def _named(
+    function: Reward, offered: Mapping[str, Any], arguments: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What the function names, or all if it takes whatever there is; constants come before."""
+    names = offered if takes_all(function) else inspect.signature(function).parameters
+    return {k: v for k, v in offered.items() if k in names} | dict(arguments or {})
+
+
+def _as_verl(function: Reward, row: Mapping[str, Any]) -> dict[str, Any]:
+    """verl hands over four arguments; one that takes anything gets those and no more."""
+    offered = {**row, "solution_str": row["response"]}
+    if not takes_all(function):
+        return offered
+    names = (*VERL_COLUMNS, *inspect.signature(function).parameters, "solution_str")
+    return {name: value for name, value in offered.items() if name in names}
+
+
+def _as_lists(row: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """One row as TRL's lists of rows. In a conversation the completion is a message as well."""
+    prompt, completion = row["prompt"], row["response"]
+    if not isinstance(prompt, str):
+        completion = [{"role": "assistant", "content": completion}]
+    columns = {name: [value] for name, value in row.items() if name not in ROW_ARGUMENTS}
+    return {**columns, "prompts": [prompt], "completions": [completion]}
+
+
+def _only_score(scores: Any) -> Any:
+    if isinstance(scores, str | dict) or not hasattr(scores, "__len__"):
+        kind = type(scores).__name__
+        raise TypeError(f"the reward returned {kind}, not a list with a score a completion")
+    if len(scores) != 1:
+        raise ValueError(f"the reward returned {len(scores)} scores for 1 completion")
+    return scores[0]
+
+
 def _import_file(path: Path) -> object:
     spec = importlib.util.spec_from_file_location(f"tether_reward_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses, among others, look their module up there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file does, it is what is named

@@ -1,4 +1,17 @@
-"""Rewards that ship: plain functions, chosen by name in `reward.kind`."""
+"""Rewards that ship: plain functions, chosen by name in `reward.kind`, with constants from
+`reward.arguments`. Imports no torch."""
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from tether.errors import UserError
+
+# A minus is a sign unless something stands before it that it could be taken from, as in 7-3.
+SIGN = r"(?:(?<![A-Za-z0-9)\]])-)?"
+NUMBER = re.compile(SIGN + r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)")
 
 
 def exact_answer(response: str, answer: str, finished: bool) -> float:
@@ -6,4 +19,108 @@ def exact_answer(response: str, answer: str, finished: bool) -> float:
     return float(finished and response == answer)
 
 
-RULES = {"exact_answer": exact_answer}
+def exact_match(response: str, answer: str | int | float | Sequence[str]) -> float:
+    """1 if the response is the answer, or one of a list of answers, but for case, white space, a
+    full stop at the end, and full-width forms; else 0."""
+    answers = [answer] if isinstance(answer, str | int | float) else answer
+    return float(_normalised(response) in {_normalised(str(one)) for one in answers})
+
+
+def number_match(response: str, answer: str | int | float, tolerance: int | float = 0) -> float:
+    """1 if the last number in the response is the last number in the answer, within `tolerance`;
+    else 0. Thousands may be set off by commas: 1,234.50 is 1234.5."""
+    right, given = last_number(str(answer)), last_number(response)
+    if right is None:
+        raise ValueError(f"the answer {str(answer)[:60]!r} holds no number")
+    return float(given is not None and abs(given - right) <= Decimal(str(tolerance)))
+
+
+def math_verify(response: str, answer: str | int | float) -> float:
+    """1 if the response's final expression equals the answer as mathematics (library math-verify:
+    LaTeX, fractions, sets, `\\boxed{}`); else 0."""
+    from math_verify import parse, verify
+
+    # Its own clock is off, as it would turn a slow row into a wrong one without a word;
+    # reward.timeout_seconds names the row.
+    text = str(answer)
+    written = text if "$" in text or "\\boxed" in text else f"${text}$"
+    right = parse(written, parsing_timeout=None)
+    if not right:
+        raise ValueError(f"the answer {text[:60]!r} is no mathematics")
+    return float(verify(right, parse(response, parsing_timeout=None), timeout_seconds=None))
+
+
+def regex(response: str, pattern: str) -> float:
+    """1 if the regular expression `pattern` is found in the response; else 0."""
+    return float(re.search(pattern, response) is not None)
+
+
+def length(response: str, at_most: int | float, at_least: int | float = 0) -> float:
+    """1 if the response has `at_least` to `at_most` characters; outside, the shorter of the two
+    lengths divided by the longer."""
+    size = len(response)
+    if size < at_least:
+        return size / at_least
+    return 1.0 if size <= at_most else at_most / size
+
+
+def follows_format(
+    response: str, tags: Sequence[str] | None = None, pattern: str | None = None
+) -> float:
+    """1 if the whole response is the `tags` in this order, each once and closed, with nothing but
+    white space between them: `<think>…</think> <answer>…</answer>`. Or if the whole of it matches
+    `pattern`. Else 0."""
+    if pattern is not None:
+        return float(re.fullmatch(pattern, response, re.DOTALL) is not None)
+    blocks = [f"<{re.escape(tag)}>.*?</{re.escape(tag)}>" for tag in tags]
+    whole = re.fullmatch(r"\s*".join(["", *blocks, ""]), response, re.DOTALL)
+    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    return float(whole is not None and all(response.count(mark) == 1 for mark in marks))
+
+
+RULES: dict[str, Callable[..., float]] = {
+    "exact_answer": exact_answer,
+    "exact_match": exact_match,
+    "number_match": number_match,
+    "math_verify": math_verify,
+    "regex": regex,
+    "length": length,
+    "format": follows_format,
+}
+
+
+def check_constants(kind: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse, before training, constants that a rule would stumble over on every row."""
+    if kind == "format" and ("tags" in arguments) == ("pattern" in arguments):
+        raise UserError("The rule format needs either `tags` or `pattern` in its arguments.")
+    if kind == "format" and not _is_names(arguments.get("tags", ["any"])):
+        raise UserError("The rule format wants `tags` as a list of names: [think, answer].")
+    pattern = arguments.get("pattern") if kind in ("regex", "format") else None
+    try:
+        re.compile("" if pattern is None else pattern)
+    except (re.error, TypeError) as error:
+        raise UserError(f"The rule {kind} cannot read its pattern {pattern!r}: {error}.") from None
+    for name in ("at_most", "at_least", "tolerance"):
+        value = arguments.get(name, 0)
+        if kind in RULES and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise UserError(f"The rule {kind} wants a number for {name}, not {value!r}.")
+
+
+def warm_up(kind: str) -> None:
+    """What takes long to import is imported before the first row's clock starts."""
+    if kind == "math_verify":
+        import math_verify  # noqa: F401
+
+
+def last_number(text: str) -> Decimal | None:
+    found = NUMBER.findall(unicodedata.normalize("NFKC", text).replace("\u2212", "-"))
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def _normalised(text: str) -> str:
+    plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return plain.rstrip(".。 ")
+
+
+def _is_names(tags: object) -> bool:
+    return isinstance(tags, list) and bool(tags) and all(isinstance(tag, str) for tag in tags)

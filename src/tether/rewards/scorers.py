@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from tether.errors import UserError
-from tether.rewards.function import Reward, call_reward, describe
+from tether.rewards.function import LARGEST_SCORE, Reward, call_reward, describe
+from tether.rewards.parts import Part
 
 STARTUP_SECONDS = 60.0
 
@@ -26,6 +27,7 @@ class Verdict:
 
     score: float | None
     problem: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)  # by name, before their weights
 
 
 @runtime_checkable
@@ -56,10 +58,11 @@ class InProcessScorer:
 
 
 class ChildScorer:
-    """One long-lived child; when a row hangs it or kills it, a new child goes on after that row."""
+    """One long-lived child for all parts; when a row hangs it or kills it, a new child goes on
+    after that row."""
 
-    def __init__(self, kind: str, timeout_seconds: float) -> None:
-        self.kind = kind
+    def __init__(self, parts: Sequence[Part], timeout_seconds: float) -> None:
+        self.parts = parts
         self.timeout_seconds = timeout_seconds
         self.child: _Child | None = None
 
@@ -67,7 +70,7 @@ class ChildScorer:
         lines = [json.dumps(row) for row in rows]
         verdicts: list[Verdict] = []
         while len(verdicts) < len(rows):
-            self.child = self.child or _Child(self.kind)
+            self.child = self.child or _Child(self.parts)
             self.child.send(lines[len(verdicts) :])
             verdicts += self._collect(len(rows) - len(verdicts))
         return verdicts
@@ -75,16 +78,23 @@ class ChildScorer:
     def _collect(self, expected: int) -> list[Verdict]:
         """Verdicts until all are there, or up to and with the row that ended the child."""
         verdicts: list[Verdict] = []
-        while len(verdicts) < expected:
+        while len(verdicts) < expected and self.child is not None:
+            verdicts.append(weigh(self.parts, self._ask_parts()))
+        return verdicts
+
+    def _ask_parts(self) -> list[Verdict]:
+        """What each part says of the next row, up to one that ended the child."""
+        found: list[Verdict] = []
+        for _ in self.parts:
             answer = self.child.receive(self.timeout_seconds)
             if isinstance(answer, str):
                 self.close()
-                return [*verdicts, Verdict(None, answer)]
+                return [*found, Verdict(None, answer)]
             problem = answer.get("error")
             if problem is None and answer["score"] is None:
                 problem = "the reward returned None"
-            verdicts.append(Verdict(answer.get("score"), problem))
-        return verdicts
+            found.append(Verdict(answer.get("score"), problem))
+        return found
 
     def close(self) -> None:
         if self.child is not None:
@@ -92,12 +102,27 @@ class ChildScorer:
             self.child = None
 
 
+def weigh(parts: Sequence[Part], verdicts: Sequence[Verdict]) -> Verdict:
+    """The weighted sum of one row's parts. Where a part failed there is no sum, and it is named;
+    `verdicts` may end early with such a one."""
+    for part, verdict in zip(parts, verdicts, strict=False):
+        if verdict.score is None:
+            whose = "" if part.name is None else f"part {part.name!r}: "
+            return Verdict(None, f"{whose}{verdict.problem}")
+    total = sum(p.weight * v.score for p, v in zip(parts, verdicts, strict=True))
+    if not abs(total) <= LARGEST_SCORE:
+        return Verdict(None, f"the weighted sum of the parts is {total:g}")
+    named = {p.name: v.score for p, v in zip(parts, verdicts, strict=True) if p.name is not None}
+    return Verdict(total, parts=named)
+
+
 class _Child:
-    def __init__(self, kind: str) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
+        spec = json.dumps([{"kind": p.kind, "arguments": dict(p.arguments)} for p in parts])
         rows_out, rows_in = os.pipe()
         verdicts_out, verdicts_in = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tether.rewards.child", kind, str(rows_out), str(verdicts_in)],
+            [sys.executable, "-m", "tether.rewards.child", spec, str(rows_out), str(verdicts_in)],
             pass_fds=(rows_out, verdicts_in),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

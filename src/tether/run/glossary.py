@@ -20,6 +20,10 @@ METRICS: dict[str, Entry] = {
         "spread of the scores over rows",
         "0 means that all rows scored alike, so there is nothing to learn from but the KL.",
     ),
+    "score/part/NAME": Entry(
+        "mean of what the part NAME of `reward.parts` gave, before its weight, over the same rows",
+        "Which part earns the score. One that rises while another falls: look at their weights.",
+    ),
     "response/length_mean": Entry(
         "tokens a response, EOS included",
         "Watch for drift. A rise towards `rollout.max_response_tokens` often means rambling, a "

@@ -8,6 +8,9 @@ import torch
 
 from tether import assets
 from tether.config import Config
+from tether.models.loading import find_model
+from tether.models.reward_model import find_reward_model
+from tether.rewards.parts import learned_model, parts_of
 
 ENDS = 1 << 20  # bytes at each end of a weight file that are looked at
 
@@ -18,29 +21,37 @@ def fingerprint(config: Config) -> dict[str, str]:
     for name in ("actor", "reference", "critic"):
         model = getattr(config.model, name)
         if model is not None:
-            found[f"model.{name}"] = _hash_model(assets.resolve(model))
+            found[f"model.{name}"] = hash_model(find_model(model, config.model.hub))
+    reward = learned_model(config.reward)
+    if reward is not None:
+        found["reward.kind"] = hash_model(find_reward_model(reward))
     return {**found, "torch": str(torch.__version__)}
 
 
 def _files(config: Config) -> Iterator[tuple[str, Path]]:
-    yield "data.train", assets.resolve(config.data.train)
-    if config.data.heldout is not None:
-        yield "data.heldout", assets.resolve(config.data.heldout)
-    path, colon, _ = config.reward.kind.rpartition(":")
-    if colon:
-        yield "reward.kind", Path(path)
+    for split in ("train", "heldout"):
+        files = config.data.files(split)
+        for number, file in enumerate(files):
+            which = "" if len(files) == 1 else f"[{number}]"
+            yield f"data.{split}{which}", assets.resolve(file.path)
+    for part in parts_of(config.reward):
+        path, colon, _ = part.kind.rpartition(":")
+        if colon and part.model is None:
+            field = "reward.kind" if part.name is None else f"reward.parts, {part.name}"
+            yield field, Path(path)
 
 
 def _hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
 
 
-def _hash_model(directory: Path) -> str:
+def hash_model(model: Path) -> str:
     """Names, sizes, and both ends of each file: weights may be many gigabytes."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+    files = [model] if model.is_file() else [p for p in model.rglob("*") if p.is_file()]
+    for path in sorted(files):
         size = path.stat().st_size
-        digest.update(f"{path.relative_to(directory)} {size}\n".encode())
+        digest.update(f"{path.relative_to(model)} {size}\n".encode())
         with path.open("rb") as file:
             digest.update(file.read(ENDS))
             file.seek(max(0, size - ENDS))

@@ -67,6 +67,8 @@ class Outcome:
         scored = self.scores.scored
         meter.record("score/mean", Mean(scores.sum(), scored.sum()))
         meter.record("score/std", Level(scores[scored].std() if scored.sum() > 1 else 0.0))
+        for name, numbers in self.scores.parts.items():
+            meter.record(f"score/part/{name}", Mean(numbers.sum(), scored.sum()))
         meter.record("response/length_mean", Mean(mask.sum(), rows))
         meter.record("response/eos_rate", Mean(ended, len(usable)))
         meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))

@@ -41,11 +41,17 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
             {
                 "iteration": outcome.iteration,
                 "row": row,
+                "data_file": outcome.prompts.files[row],
                 "data_line": outcome.prompts.positions[row] + 1,
                 "prompt": outcome.prompts.texts[row],
                 "response": vocabulary.decode(response_ids),
                 "finish_reason": rollout.finish_reasons[row],
                 "score": _number(outcome.scores.values[row]) if scored else None,
+                "score_parts": {
+                    name: _number(numbers[row])
+                    for name, numbers in outcome.scores.parts.items()
+                    if scored
+                },
                 "usable": bool(outcome.scores.usable[row]),
                 "greedy_score": _number(outcome.greedy_scores[row]),
                 "beta": outcome.controls.beta,

@@ -1,22 +1,28 @@
 """The four roles and what serves them, built once a run."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
-from tether.config import Config
+from tether.config import Config, DataFile, LoraSection
 from tether.data.prompts import PromptSet, load_prompts
 from tether.errors import UserError
+from tether.models.adapters import add_adapter, learned
 from tether.models.critic import Critic, NoCritic
-from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
+from tether.models.forward import recompute_in_backward, trunk
+from tether.models.loading import Vocabulary, load_causal_lm, load_trunk, load_vocabulary
 from tether.models.policy import Policy
-from tether.models.reference import FrozenReference, NoReference
-from tether.rewards.function import Reward, load_reward, wanted_columns
+from tether.models.reference import AdapterOffReference, FrozenReference, NoReference
+from tether.rewards.function import Reward
+from tether.rewards.learned import LearnedScorer
+from tether.rewards.parts import columns_wanted, learned_model, parts_of
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
 from tether.rollout.episode import Sampler
 from tether.rollout.local import LocalSampler
 from tether.train.inputs import fingerprint
+from tether.train.normalisation import build_learned_scorer, start_value_head
 from tether.train.optimizer import Optimizer
 
 
@@ -30,7 +36,7 @@ class Roles:
     sampler: Sampler
     actor: Policy
     critic: Critic | NoCritic
-    reference: FrozenReference | NoReference
+    reference: FrozenReference | AdapterOffReference | NoReference
     reward: Scorer
     actor_optimizer: Optimizer
     critic_optimizer: Optimizer | None
@@ -40,29 +46,36 @@ class Roles:
 def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     """Load and check everything that a run needs; nothing is trained yet."""
     device = pick_device(config.device)
-    function = load_reward(config.reward.kind) if reward is None else reward
+    columns = columns_wanted(config.reward, reward)
 
     rollout = config.rollout
-    model = load_causal_lm(config.model.actor, config.model.dtype, device)
-    vocabulary = load_vocabulary(config.model.actor, model)
+    model = load_causal_lm(config.model.actor, config.model.dtype, device, config.model.hub)
+    vocabulary = load_vocabulary(config.model.actor, model, config.model.hub)
 
-    def load(path: str) -> PromptSet:
-        columns, context = wanted_columns(function), _room_for_prompts(config, model.config)
-        return load_prompts(path, config.data, vocabulary.tokenizer, columns, context)
+    def load(files: str | list[DataFile]) -> PromptSet:
+        context = _room_for_prompts(config, model.config)
+        return load_prompts(files, config.data, vocabulary.tokenizer, columns, context)
 
+    actor = Policy(model, rollout.temperature, config.actor.microbatch_tokens)
+    train_prompts = load(config.data.train)
+    scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, model, device)
-    actor_weights = [*model.parameters()]
+    reference = _build_reference(config, actor, device)
+    _make_ready_to_learn(model, config.model.lora, config, "actor")
+    if isinstance(scorer, LearnedScorer) and isinstance(critic, Critic):
+        start_value_head(critic, config, scorer.scale)
+    actor_weights = [*learned(model).values()]
     if config.critic.shared_trunk:
         actor_weights += critic.head.parameters()
     return Roles(
         vocabulary=vocabulary,
-        train_prompts=load(config.data.train),
+        train_prompts=train_prompts,
         heldout_prompts=None if config.data.heldout is None else load(config.data.heldout),
         sampler=LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature),
-        actor=Policy(model, rollout.temperature, config.actor.microbatch_tokens),
+        actor=actor,
         critic=critic,
-        reference=_build_reference(config, device),
-        reward=build_scorer(config, reward),
+        reference=reference,
+        reward=scorer,
         actor_optimizer=Optimizer(actor_weights, config.actor.lr, config.actor.max_grad_norm),
         critic_optimizer=_build_critic_optimizer(config, critic),
         inputs=fingerprint(config),
@@ -75,35 +88,67 @@ def broken_rows(roles: Roles) -> list[str]:
     return [*roles.train_prompts.broken, *heldout]
 
 
-def _build_reference(config: Config, device: torch.device) -> FrozenReference | NoReference:
+def _make_ready_to_learn(
+    model: PreTrainedModel, lora: LoraSection | None, config: Config, role: str
+) -> None:
+    if lora is not None:
+        add_adapter(model, lora, config.seed, role)
+    if config.model.gradient_checkpointing:
+        recompute_in_backward(model)
+
+
+def _build_reference(
+    config: Config, actor: Policy, device: torch.device
+) -> FrozenReference | AdapterOffReference | NoReference:
+    """Of the actor's model as it was loaded, unless another is named."""
+    settings = config.model
     if not config.kl.needs_reference:
         return NoReference()
-    model = load_causal_lm(config.model.reference or config.model.actor, config.model.dtype, device)
+    if settings.adapter_off_is_reference:
+        return AdapterOffReference(actor)
+    name, dtype = settings.reference or settings.actor, settings.reference_dtype or settings.dtype
+    if (name, dtype) == (settings.actor, settings.dtype):
+        model = copy.deepcopy(actor.model)  # some files take a minute to read
+    else:
+        model = load_causal_lm(name, dtype, device, settings.hub)
     return FrozenReference(model, config.rollout.temperature, config.actor.microbatch_tokens)
 
 
 def _build_critic(
     config: Config, actor_model: PreTrainedModel, device: torch.device
 ) -> Critic | NoCritic:
+    settings = config.model
     if not config.has_critic:
         return NoCritic()
     if config.critic.shared_trunk:
         return Critic(actor_model, config.critic.microbatch_tokens)
-    model = load_causal_lm(config.model.critic or config.model.actor, config.model.dtype, device)
+    name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
+    if (name, dtype) == (settings.actor, settings.dtype):
+        model = copy.deepcopy(trunk(actor_model))
+    else:
+        model = load_trunk(name, dtype, device, settings.hub)
+    _make_ready_to_learn(model, settings.critic_lora, config, "critic")
     return Critic(model, config.critic.microbatch_tokens)
 
 
 def _build_critic_optimizer(config: Config, critic: Critic | NoCritic) -> Optimizer | None:
     if not config.has_critic or config.critic.shared_trunk:
         return None
-    return Optimizer(critic.parameters(), config.critic_lr, config.critic.max_grad_norm)
+    weights = learned(critic).values()
+    return Optimizer(weights, config.critic_lr, config.critic.max_grad_norm)
 
 
-def build_scorer(config: Config, reward: Reward | None) -> Scorer:
-    """A function handed over in Python stays in this process; one named in the config does not."""
+def build_scorer(
+    config: Config, reward: Reward | None, prompts: PromptSet, device: torch.device
+) -> Scorer:
+    """A function handed over in Python stays in this process, and so does a reward model; a
+    function named in the config does not."""
     if reward is not None:
         return InProcessScorer(reward)
-    return ChildScorer(config.reward.kind, config.reward.timeout_seconds)
+    name = learned_model(config.reward)
+    if name is not None:
+        return build_learned_scorer(config, name, prompts, device)
+    return ChildScorer(parts_of(config.reward), config.reward.timeout_seconds)
 
 
 def pick_device(name: str) -> torch.device:

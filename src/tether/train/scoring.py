@@ -53,7 +53,7 @@ def score_responses(
         [
             {
                 **prompts.columns[row],
-                "prompt": prompts.texts[row],
+                "prompt": prompts.messages[row] or prompts.texts[row],
                 "response": texts[row],
                 "finished": rollout.finish_reasons[row] == "eos",
             }
@@ -70,14 +70,20 @@ def score_responses(
             events,
         )
 
-    values = torch.zeros(len(prompts), dtype=rollout.rollout_log_probs.dtype)
-    values[asked] = torch.tensor([v.score or 0.0 for v in verdicts], dtype=values.dtype)
+    def by_row(numbers: list[float]) -> Float[Tensor, " rows"]:
+        spread = torch.zeros(len(prompts), dtype=rollout.rollout_log_probs.dtype)
+        spread[asked] = torch.tensor(numbers, dtype=spread.dtype)
+        return spread.to(device)
+
+    device = rollout.response_ids.device
+    values = by_row([v.score or 0.0 for v in verdicts])
+    names = dict.fromkeys(name for v in verdicts for name in v.parts)
+    parts = {name: by_row([v.parts.get(name, 0.0) for v in verdicts]) for name in names}
     usable = torch.ones(len(prompts), dtype=torch.bool)
     usable[list(failed)] = False
     scored = usable.clone()
     scored[list(skipped)] = False
-    device = rollout.response_ids.device
-    return Scores(values.to(device), usable.to(device), scored.to(device)), events
+    return Scores(values, usable.to(device), scored.to(device), parts), events
 
 
 def lonely_rows(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:

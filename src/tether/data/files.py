@@ -1,0 +1,220 @@
+"""Files of rows: JSON lines, CSV and parquet, read as they are. A row keeps its place in the file,
+so that whatever is wrong with it can be said with file and line."""
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tether import assets
+from tether.errors import UserError
+
+Found = Iterator[tuple[int, "dict[str, Any] | BadRow"]]  # position from 0, and what stands there
+
+
+MAX_NESTING = 50  # levels of a row; far below what Python's own JSON can write again
+NESTED = "it is nested too deeply; write one flat object a line."
+
+
+class BadRow(Exception):
+    """What is wrong with one row, and what to write instead."""
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """One row of a file, or why there is none."""
+
+    place: str  # for people: the file and the line, or in parquet the row
+    position: int  # the same, from 0
+    columns: dict[str, Any]
+    problem: BadRow | None = None
+
+
+def read_file(path: str) -> Iterator[FileRow]:
+    """Every row, whole or broken, in file order. The end of the name says what kind of file it is:
+    `.csv`, `.parquet`, and JSON lines for any other."""
+    match Path(path).suffix.lower():
+        case ".csv":
+            found, unit = _read_csv(path), "line"
+        case ".parquet":
+            found, unit = _read_parquet(path), "row"
+        case _:
+            found, unit = _read_json_lines(path), "line"
+    for position, columns in found:
+        place = f"{path}, {unit} {position + 1}"
+        if isinstance(columns, dict) and is_nested(columns, MAX_NESTING):
+            columns = BadRow(NESTED)
+        if isinstance(columns, BadRow):
+            yield FileRow(place, position, {}, columns)
+        else:
+            yield FileRow(place, position, columns)
+
+
+def read_rows(path: str) -> list[dict[str, Any]]:
+    """The columns of every row; the first broken one is refused."""
+    rows = []
+    for row in read_file(path):
+        if row.problem is not None:
+            raise UserError(f"{row.place}: {row.problem}")
+        rows.append(row.columns)
+    return rows
+
+
+def is_nested(value: Any, levels: int) -> bool:
+    """Whether it holds objects or lists inside each other, more than so many levels deep."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(is_nested(item, levels - 1) for item in inside)
+
+
+def _open(path: str) -> BinaryIO:
+    try:
+        return assets.resolve(path).open("rb")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"{path} cannot be opened: {reason}; check data.train and data.heldout."
+        ) from None
+
+
+def _read_json_lines(path: str) -> Found:
+    with _open(path) as file:
+        content = file.read()
+    # Only a line feed ends a line: JSON text may hold other separators, such as U+2028.
+    content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+    for position, line in enumerate(content.split(b"\n") if content else []):
+        try:
+            yield position, _parse_json(line)
+        except BadRow as problem:
+            yield position, problem
+
+
+def _parse_json(line: bytes) -> dict[str, Any]:
+    if not line.strip():
+        raise BadRow("it is empty; write one JSON object a line.")
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BadRow("it is not UTF-8; save the file as UTF-8 JSON lines.") from None
+    except RecursionError:
+        raise BadRow(NESTED) from None
+    except ValueError as error:
+        raise BadRow(f"it is not JSON ({error}); write one object a line.") from None
+    if not isinstance(row, dict):
+        raise BadRow(f"it holds {type(row).__name__}, not an object with columns.")
+    return row
+
+
+def _read_csv(path: str) -> Found:
+    """Rows by the names in the first line. Bytes that are no UTF-8 are carried along as lone
+    surrogates, so that only the row that holds them is broken."""
+    with _open(path) as file:
+        text = file.read().decode("utf-8-sig", errors="surrogateescape")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = _csv_header(next(reader, None))
+    except (BadRow, csv.Error) as problem:
+        raise UserError(
+            f"{path}, line 1: {problem}; write the names of the columns there."
+        ) from None
+    while True:
+        position = reader.line_num  # where the row begins: a quoted cell may span lines
+        try:
+            cells = next(reader, None)
+            if cells is None:
+                return
+            yield position, _csv_row(header, cells)
+        except BadRow as problem:
+            yield position, problem
+        except csv.Error as problem:
+            yield position, BadRow(f"it is not CSV ({problem}); quote a cell that holds quotes.")
+
+
+def _csv_header(cells: list[str] | None) -> list[str]:
+    if cells is None:
+        return []
+    if not all(name.strip() for name in cells) or not cells:
+        raise BadRow("a column has no name")
+    twice = [name for name in cells if cells.count(name) > 1]
+    if twice:
+        raise BadRow(f"two columns are called {twice[0]!r}")
+    return cells
+
+
+def _csv_row(header: list[str], cells: list[str]) -> dict[str, Any]:
+    if not cells:
+        raise BadRow("it is empty; write one row a line.")
+    if len(cells) != len(header):
+        raise BadRow(
+            f"it has {len(cells)} cells, but the first line names {len(header)} columns; quote a "
+            f"cell that holds a comma."
+        )
+    if any("\udc80" <= char <= "\udcff" for cell in cells if not cell.isascii() for char in cell):
+        raise BadRow("it is not UTF-8; save the file as UTF-8 CSV.")
+    return dict(zip(header, cells, strict=True))
+
+
+def _read_parquet(path: str) -> Found:
+    """Columns that hold bytes, such as images, are left out: a reward gets text and numbers."""
+    import pyarrow as pa  # only these files need it, and it takes a while to import
+    import pyarrow.parquet as pq
+
+    with _open(path) as file:
+        try:
+            parquet = pq.ParquetFile(file)
+            names = _parquet_names(parquet.schema_arrow, path)
+            position = 0
+            for batch in parquet.iter_batches(batch_size=1024, use_threads=False):
+                for columns in _plain_rows(batch.select(names)):
+                    yield position, columns
+                    position += 1
+        except (pa.ArrowException, OSError, NotImplementedError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UserError(
+                f"{path} cannot be read as parquet ({reason[:200]}); it may be cut off: write or "
+                f"copy it again."
+            ) from None
+
+
+def _parquet_names(schema: Any, path: str) -> list[str]:
+    twice = [name for name in schema.names if schema.names.count(name) > 1]
+    if twice:
+        raise UserError(f"{path}: two columns are called {twice[0]!r}; rename one.")
+    return [column.name for column in schema if not _holds_bytes(column.type)]
+
+
+def _holds_bytes(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return True
+    return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | BadRow]:
+    try:
+        yield from map(_plain, batch.to_pylist())
+    except UnicodeDecodeError:  # one row's fault: find out whose
+        for number in range(batch.num_rows):
+            try:
+                [row] = batch.slice(number, 1).to_pylist()
+                yield _plain(row)
+            except UnicodeDecodeError:
+                yield BadRow("a text in it is not UTF-8; write the file again from UTF-8 text.")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON could say it; times, decimals and the like become text."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case dict():
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+    return str(value)

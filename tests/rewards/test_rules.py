@@ -1,0 +1,163 @@
+"""The rules that ship, case by case."""
+
+import inspect
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from tether.errors import UserError
+from tether.rewards.rules import (
+    RULES,
+    check_constants,
+    exact_match,
+    follows_format,
+    last_number,
+    length,
+    math_verify,
+    number_match,
+    regex,
+)
+
+REWARDS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        ("Paris", "paris", 1.0),
+        ("  The  Hague.\n", "the hague", 1.0),
+        ("Ｐａｒｉｓ。", "Paris", 1.0),
+        ("Straße", "STRASSE", 1.0),
+        ("Paris, France", "Paris", 0.0),
+        ("", "Paris", 0.0),
+        ("no", ["nope", "No"], 1.0),
+        ("maybe", ["yes", "no"], 0.0),
+        ("4", 4, 1.0),
+    ],
+)
+def test_exact_match_looks_past_case_space_and_a_full_stop(response, answer, score):
+    assert exact_match(response, answer) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so 3 + 4 = 7", "7"),
+        ("#### 1,234.50", "1234.50"),
+        ("7-3", "3"),  # a difference
+        ("it is -3.", "-3"),
+        ("(2)-5", "5"),
+        ("1,2,3", "3"),  # a list, not thousands
+        ("x=.5", "0.5"),
+        ("答案是４２", "42"),
+        ("\u22125 degrees", "-5"),
+        ("$1,000,000", "1000000"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_of_a_text(text, number):
+    assert last_number(text) == (None if number is None else Decimal(number))
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "tolerance", "score"),
+    [
+        ("The answer is 72.", "#### 72", 0, 1.0),
+        ("72.0", 72, 0, 1.0),
+        ("First 72, then 71", "72", 0, 0.0),
+        ("3.14", "3.14159", 0.01, 1.0),
+        ("3.14", "3.14159", 0.001, 0.0),
+        ("0.3", 0.1, 0.2, 1.0),  # in decimals the difference is exactly the tolerance
+        ("I do not know", "72", 0, 0.0),
+    ],
+)
+def test_number_match_compares_the_last_numbers(response, answer, tolerance, score):
+    assert number_match(response, answer, tolerance) == score
+
+
+def test_an_answer_without_a_number_is_an_error_not_a_zero():
+    with pytest.raises(ValueError, match="'seven' holds no number"):
+        number_match("7", "seven")
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        ("so \\boxed{\\frac{1}{2}}", "0.5", 1.0),
+        ("The answer is 0.5.", "\\frac{1}{2}", 1.0),
+        ("$x = 1 + y$", "$x = y + 1$", 1.0),
+        ("$\\{2, 1\\}$", "{1,2}", 1.0),
+        ("\\boxed{3}", "4", 0.0),
+        ("no idea", "4", 0.0),
+        ("12", 12, 1.0),
+        ("__import__('os').abort()", "4", 0.0),
+    ],
+)
+def test_math_verify_compares_as_mathematics(response, answer, score):
+    assert math_verify(response, answer) == score
+
+
+@pytest.mark.parametrize(
+    ("response", "pattern", "score"),
+    [("ab12", r"\d+", 1.0), ("ab", r"\d+", 0.0), ("ab\ncd", r"^cd$", 0.0), ("cd", r"^cd$", 1.0)],
+)
+def test_regex_is_found_or_not(response, pattern, score):
+    assert regex(response, pattern) == score
+
+
+@pytest.mark.parametrize(
+    ("size", "score"), [(0, 0.0), (2, 0.5), (4, 1.0), (7, 1.0), (10, 1.0), (20, 0.5), (40, 0.25)]
+)
+def test_length_is_one_inside_its_bounds_and_a_ratio_outside(size, score):
+    assert length("x" * size, at_most=10, at_least=4) == score
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        ("<think>a\nb</think>\n<answer>2</answer>", 1.0),
+        (" <think></think><answer></answer> ", 1.0),
+        ("<answer>2</answer><think>a</think>", 0.0),  # in another order
+        ("<think>a</think>", 0.0),
+        ("so <think>a</think><answer>2</answer>", 0.0),
+        ("<think>a</think> hm <answer>2</answer>", 0.0),
+        ("<think>a</think><answer>2</answer><answer>3</answer>", 0.0),
+        ("<think><think>a</think><answer>2</answer>", 0.0),
+        ("<think>a</think><answer>2", 0.0),
+    ],
+)
+def test_format_wants_every_tag_once_in_order(response, score):
+    assert follows_format(response, tags=["think", "answer"]) == score
+
+
+def test_format_by_pattern_is_of_the_whole_response():
+    assert follows_format("a\nb: 12", pattern=r".*: \d+") == 1.0
+    assert follows_format("a: 12.", pattern=r".*: \d+") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "reason"),
+    [
+        ("regex", {"pattern": "("}, r"regex cannot read its pattern '\('"),
+        ("regex", {"pattern": 5}, "cannot read its pattern 5"),
+        ("format", {}, "needs either `tags` or `pattern`"),
+        ("format", {"tags": ["a"], "pattern": "a"}, "needs either"),
+        ("format", {"tags": "think"}, "list of names"),
+        ("format", {"tags": []}, "list of names"),
+        ("length", {"at_most": "ten"}, "number for at_most, not 'ten'"),
+        ("number_match", {"tolerance": True}, "number for tolerance"),
+    ],
+)
+def test_constants_that_a_rule_would_stumble_over_are_refused(kind, arguments, reason):
+    with pytest.raises(UserError, match=reason):
+        check_constants(kind, arguments)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_page_on_rewards_says_what_the_docstring_says(name):
+    """The docstring is where a rule is defined; the page quotes it."""
+    page = " ".join(REWARDS_PAGE.read_text(encoding="utf-8").split())
+    assert f"`{name}`" in page
+    assert " ".join(inspect.getdoc(RULES[name]).split()) in page
