@@ -18,6 +18,7 @@ EVENTS = "events.jsonl"
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 LATEST = "LATEST"
+TRACKERS = "trackers"
 
 
 def create_run_directory(directory: Path | None, name: str, overwrite: bool) -> Path:

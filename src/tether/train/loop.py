@@ -1,13 +1,16 @@
 """The loop around the iterations: when to evaluate, save and stop, and what to write."""
 
+import contextlib
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tether.config import Config
 from tether.errors import RunStopped
 from tether.run.events import Event
+from tether.run.trackers import Trackers
 from tether.run.writer import RunWriter
 from tether.train.checkpoint import Progress, save_checkpoint
 from tether.train.evaluate import Evaluation, evaluate
@@ -56,9 +59,10 @@ class Loop:
         self.began_at = progress.iterations_done
         self.train_seconds = 0.0
         self.interrupt = Interrupt()
+        self.trackers = Trackers(writer.directory, config.run.trackers)
 
     def run(self) -> Result:
-        with self.interrupt:
+        with self._tracked(), self.interrupt:
             try:
                 self._check()
                 self._train()
@@ -126,6 +130,7 @@ class Loop:
             writer.rollouts(outcome.iteration, rollout_rows(outcome, roles.vocabulary, config))
         writer.iteration(outcome.iteration, metrics, outcome.timings())
         writer.events(outcome.iteration, outcome.events)
+        self._warn(self.trackers.ended())
         self.watch.iterated(outcome, metrics, response_texts(outcome.rollout, roles.vocabulary))
         return metrics
 
@@ -142,6 +147,20 @@ class Loop:
         self.writer.events(done, events)
         self.watch.evaluated(evaluation)
         self.evaluations.append(evaluation)
+
+    @contextlib.contextmanager
+    def _tracked(self) -> Iterator[None]:
+        """While trackers read along."""
+        self._warn(self.trackers.start())
+        try:
+            yield
+        finally:
+            self._warn(self.trackers.close())
+
+    def _warn(self, events: Sequence[Event]) -> None:
+        self.writer.events(self.progress.iterations_done, events)
+        for event in events:
+            self.watch.warned(event.message)
 
     def _save(self) -> None:
         self.writer.sync()

@@ -21,6 +21,7 @@ from tether.train.controls import first_controls
 MAY_CHANGE = {
     "run.name",
     "run.overwrite",
+    "run.trackers",
     "train.checkpoint_every",
     "train.keep_last",
     "train.keep_best",
