@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether import assets
 from tether.data.arithmetic import split_of
-from tether.data.prompts import read_rows
+from tether.data.files import read_rows
 from tether.data.templates import render_prompt
 
 SUM = re.compile(r"(\d+)\+(\d+)")

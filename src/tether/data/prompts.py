@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 from tether.algo.random import permutation
 from tether.config import DataFile, DataSection
 from tether.data.files import BadRow, FileRow, read_file
-from tether.data.files import read_rows as read_rows  # other readers look for it here
 from tether.data.mixing import earliest, exact, turn
 from tether.data.shapes import names, prompt_of, readable, require, reward_columns
 from tether.data.templates import render_prompt
