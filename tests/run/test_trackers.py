@@ -4,10 +4,12 @@ import json
 import math
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -53,21 +55,33 @@ def in_tensorboard(run: Path) -> Points:
     return points
 
 
+def wandb_records(path: Path) -> Iterator[bytes]:
+    """Of LevelDB's log format: blocks of 32 KiB with pieces of 4 + 2 + 1 bytes and content."""
+    data, position, record = path.read_bytes(), 7, b""  # after wandb's own seven
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:  # too little for a piece: padding
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
 def in_wandb(run: Path) -> Points:
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
+    from wandb.proto.wandb_internal_pb2 import Record
 
     points: Points = {}
     for path in sorted((run / "trackers" / "wandb").glob("wandb/offline-run-*/*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record.FromString(data)
-            items = {"/".join([*i.nested_key] or [i.key]): i for i in record.history.item}
-            numbers = {name: json.loads(item.value_json) for name, item in items.items()}
-            for name in numbers:
+        for data in wandb_records(path):
+            items = Record.FromString(data).history.item
+            row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+            for name in row:
                 if not name.startswith("_") and name != "iteration":
-                    points.setdefault((name, numbers["iteration"]), []).append(numbers[name])
+                    points.setdefault((name, row["iteration"]), []).append(row[name])
     return points
 
 
