@@ -64,3 +64,11 @@ def test_only_folders_with_a_config_are_runs(tmp_path, writer):
 def test_a_run_without_a_checkpoint_says_so(writer):
     with pytest.raises(UserError, match="no whole checkpoint yet"):
         latest_checkpoint(writer.directory)
+
+
+@pytest.mark.parametrize("damage", [b"\x80\x04\x95binary\n", b"not json\n", b"[1, 2]\n"])
+def test_a_line_that_is_no_object_is_named(writer, damage):
+    path = writer.directory / "metrics.jsonl"
+    path.write_bytes(b'{"iteration": 0}\n' + damage)
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is no JSON object"):
+        read_lines(path)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -408,3 +409,26 @@ def test_an_ablation_is_named_in_an_event(tiny_config):
     run = tether.train(changed(tiny_config, kl__in_reward=wrong, data__heldout=None)).run
     events = [e for e in read_jsonl(run / "events.jsonl") if e["kind"] == "ablation"]
     assert [e["message"].split()[0] for e in events] == ["kl.in_reward"]
+
+
+def test_without_a_reference_there_is_nothing_to_refresh(tiny_config):
+    kl = {"in_reward": {"coef": 0.0}, "refresh_reference_every": 1}
+    config = changed(tiny_config, data__heldout=None, kl=kl)
+    assert tether.train(config, reward=distinct_letters).iterations_done == 2
+
+
+def test_a_policy_that_reads_nan_stops_the_run_even_under_stop_kl(tiny_config, monkeypatch):
+    """A KL that is not a number must not pass for one that is too large."""
+    loss_of = policy.clip_policy_loss
+
+    def spoiled(*arguments):
+        loss = loss_of(*arguments)
+        return loss._replace(per_token=loss.per_token * math.nan)
+
+    monkeypatch.setattr(policy, "clip_policy_loss", spoiled)
+    config = changed(tiny_config, data__heldout=None, actor__stop_kl=5.0, train__iterations=8)
+    with pytest.raises(RunStopped, match=r"3 iterations in a row taught nothing.*pg_loss"):
+        tether.train(config, reward=distinct_letters)
+    lines = read_jsonl(Path(config["run"]["dir"]) / "events.jsonl")
+    assert {line["kind"] for line in lines} == {"non_finite_loss"}
+    assert len(read_jsonl(Path(config["run"]["dir"]) / "metrics.jsonl")) == 3

@@ -12,13 +12,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a JSON-lines file; a half-written last one is left out."""
     if not path.is_file():
         return []
-    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    complete, _, _ = path.read_bytes().rpartition(b"\n")
     records = []
-    for number, line in enumerate(complete.split("\n") if complete else [], start=1):
+    for number, line in enumerate(complete.split(b"\n") if complete else [], start=1):
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            raise UserError(f"{path}, line {number} is not JSON; the file is damaged.") from None
+            record = json.loads(line)
+        except ValueError:  # also of bytes that are no text
+            record = None
+        if not isinstance(record, dict):
+            raise UserError(f"{path}, line {number} is no JSON object; the file is damaged.")
+        records.append(record)
     return records
 
 

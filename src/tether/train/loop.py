@@ -112,13 +112,15 @@ class Loop:
             controls=outcome.next_controls(metrics, config),
             barren_iterations=now.barren_iterations + 1 if outcome.is_barren else 0,
         )
-        if _due(self.progress.iterations_done, config.kl.refresh_reference_every):
+        refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
+        if _due(self.progress.iterations_done, refresh_every):
             roles.reference.refresh(roles.actor)
         self.train_seconds += time.perf_counter() - began
         if self.progress.barren_iterations >= BARREN_ITERATIONS:
+            reason = [e for e in outcome.events if e.kind.startswith("non_finite")][-1].message
             raise RunStopped(
                 f"{BARREN_ITERATIONS} iterations in a row taught nothing, as their numbers were "
-                f"not finite; the last reason: {outcome.events[-1].message}. Lower the learning "
+                f"not finite; the last reason: {reason}. Lower the learning "
                 f"rates or look at events.jsonl; the weights are those of iteration "
                 f"{self.progress.iterations_done - BARREN_ITERATIONS}."
             )

@@ -107,16 +107,17 @@ def walk_minibatches(
             for name, part in terms.parts.items():
                 totals[name] = totals.get(name, 0.0) + part.detach()
             kl = kl.merge(terms.kl_from_old)
+        losses = {name: float(part) for name, part in totals.items()}
+        if not all(map(math.isfinite, losses.values())):
+            optimizer.drop()
+            steps += 1
+            report.event("non_finite_loss", f"{losses}; the {walk.role}'s step was dropped")
+            continue
         if walk.stop_kl is not None and not kl.value() <= walk.stop_kl:
             optimizer.drop()
             report.meter.record(f"{walk.role}/stopped_at_step", Level(steps))
             break
         steps += 1
-        losses = {name: float(part) for name, part in totals.items()}
-        if not all(map(math.isfinite, losses.values())):
-            optimizer.drop()
-            report.event("non_finite_loss", f"{losses}; the {walk.role}'s step was dropped")
-            continue
         norm = optimizer.step()
         if not norm.isfinite():
             message = f"the {walk.role}'s gradient norm was {float(norm)}; the step was dropped"

@@ -82,6 +82,8 @@ def policy_terms(
     """policy loss - entropy_coef x entropy + in_loss.coef x KL, and what there is to know of it."""
     mask, weights = batch.response_mask, batch.weights
     new_log_probs, entropies = roles.actor.read(states, batch.sequences, mask)
+    # The ratio's bounds would make an infinity look like a number; the loss must show it.
+    new_log_probs = torch.where(new_log_probs.isfinite(), new_log_probs, torch.nan)
     policy = policy_loss(new_log_probs, states, batch, roles, config, controls, old_policy)
     parts = {"actor/pg_loss": weighted_sum(policy.per_token, weights)}
     loss = parts["actor/pg_loss"]
