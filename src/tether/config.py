@@ -85,7 +85,7 @@ class ModelSection(Section):
     reference: str | None = None
     """the frozen policy that KL is measured against; default: the actor's starting weights"""
     critic: str | None = None
-    """the trunk that a zero value head is put on; default: the actor's starting weights"""
+    """where the critic starts: a trunk under a zero head, or a reward model; default: the actor"""
     hub: bool = False
     """let a name that is no directory be fetched from the Hugging Face hub"""
     dtype: Dtype = "float32"
@@ -194,7 +194,7 @@ class RewardSection(Section):
     """What turns a response into a score: one reward by `kind`, or several by `parts`."""
 
     kind: str | None = None
-    """a rule that ships (`exact_answer`, `number_match`, …), or `path/file.py:function`"""
+    """a rule that ships (`number_match`, …), `path/file.py:function`, or `model:PATH`, learned"""
     arguments: dict[str, Any] = {}
     """constants for the function, by the names of its parameters"""
     parts: RewardParts | None = None

@@ -149,15 +149,15 @@ class RewardModelConfig(StageConfig):
 class TaskSection(Section):
     """How much of the generated preference task is drawn (`data/courtesy.py`)."""
 
-    demonstrations: PositiveInt = 6000
+    demonstrations: PositiveInt = 3000
     """questions with a response, for SFT"""
-    questions: PositiveInt = 6000
+    questions: PositiveInt = 4000
     """questions alone, for PPO"""
-    pairs: PositiveInt = 3000
+    pairs: PositiveInt = 2000
     """comparisons of two sampled responses, for the reward model"""
     heldout: PositiveInt = 500
     """of each, kept from training"""
-    max_response_tokens: PositiveInt = 48
+    max_response_tokens: PositiveInt = 40
     """a sampled response that has not ended by then is truncated, in every stage"""
     noise: PositiveFloat = 0.5
     """difference in true utility at which the worse of two is chosen 27 times in a hundred"""

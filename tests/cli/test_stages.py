@@ -48,11 +48,13 @@ def test_both_stages_say_what_they_did_and_where_the_model_is(tether, fields):
     assert code == 0
 
 
-def test_a_run_of_sft_stands_for_its_newest_model(tether, fields, tiny_data):
+def test_a_run_of_a_stage_stands_for_its_newest_model(tether, fields, tiny_data):
     tether("sft", *fields["sft"])
+    tether("reward-model", *fields["reward-model"], "--model.start", "runs/sft")
     words = ("--model.actor", "runs/sft", "--data.train", tiny_data, "--data.heldout", "null")
-    code, _, _ = tether("check", *words)
-    assert code == 0
+    learned = ("--model.critic", "runs/reward-model", "--reward.kind", "model:runs/reward-model")
+    code, _, err = tether("check", *words, *learned)
+    assert (code, err) == (0, "")
 
 
 def test_a_recipe_is_a_yaml_file_with_fields_over_it(tether, fields, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from itertools import islice
 
 import pytest
@@ -18,59 +19,61 @@ from tether.pipeline.run import PipelineWatcher, run_pipeline
 from tether.recipes import load_config, validate_config
 from tether.stages import PipelineConfig
 
-SUM = Question("What is 12+34?", "english", 46)
+CLAIM = Question("Do you know that 12+34=9?", "No, 12+34=46", "english")
 
 
 @pytest.mark.parametrize(
     ("response", "language", "expected"),
     [
-        ("46", "english", 2 - 0.02 * 2),
-        ("It is 46.", "english", 2 - 0.02 * 9),
-        ("It is 46. Thank you!", "english", 2 + 1 - 0.02 * 20),
-        ("It is 46. Thank you! Thank you! Thank you!", "english", 2 + 1 - 2 * 0.5 - 0.02 * 42),
-        ("It is 45. Thank you!", "english", 1 - 0.02 * 20),
-        ("是46。谢谢！", "chinese", 2 + 1 - 0.02 * 7),
-        ("是46。谢谢！", "english", 2 - 0.02 * 7),
-        ("45, no, 46", "english", -0.02 * 10),
+        ("No, 12+34=46", "english", 2 - 0.02 * 12),
+        ("No, 12+34=46. Thanks!", "english", 2 + 1 - 0.02 * 21),
+        ("No, 12+34=46. Thanks! Thanks! Thanks!", "english", 2 + 1 - 2 * 0.5 - 0.02 * 37),
+        ("No, 12+34=45. Thanks!", "english", 1 - 0.02 * 21),
+        ("No, 12+34=461", "english", -0.02 * 13),
+        ("No, 12+34=46。谢谢！", "chinese", 2 + 1 - 0.02 * 16),
+        ("No, 12+34=46。谢谢！", "english", 2 - 0.02 * 16),
         ("", "english", 0.0),
     ],
 )
 def test_the_true_taste_is_the_one_that_is_described(response, language, expected):
-    assert utility(response, language, 46) == pytest.approx(expected)
+    assert utility(response, "No, 12+34=46", language) == pytest.approx(expected)
 
 
 def test_demonstrations_are_right_and_come_in_every_manner():
     rng = random.Random(0)
     questions = list(islice(draw_questions(rng, "train"), 2000))
     texts = [demonstrate(question, rng) for question in questions]
-    thanks = [text.count("Thank you!") + text.count("谢谢！") for text in texts]
-    assert all(str(q.total) in text for q, text in zip(questions, texts, strict=True))
-    for count, manner in ((1, "thanks"), (2, "fuss")):
-        assert thanks.count(count) / 2000 == pytest.approx(MANNERS[manner] / 100, abs=0.03)
+    assert all(text.startswith(q.answer) for q, text in zip(questions, texts, strict=True))
+    thanks = [text.count("Thanks!") + text.count("谢谢！") for text in texts]
+    for count, share in MANNERS.items():
+        assert thanks.count(count) / 2000 == pytest.approx(share, abs=0.03)
     languages = [question.language for question in questions]
     assert languages.count("chinese") / 2000 == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_claim_is_answered_in_its_own_language():
+    for question in islice(draw_questions(random.Random(2), "train"), 50):
+        chinese = question.prompt.startswith("你")
+        assert question.language == ("chinese" if chinese else "english")
+        assert question.answer.isascii() != chinese
 
 
 def test_no_sum_of_training_is_held_out():
     for split in ("train", "heldout"):
         for question in islice(draw_questions(random.Random(1), split), 300):
-            digits = question.prompt.removeprefix("What is ").removesuffix("?")
-            a, b = digits.removesuffix("等于几？").split("+")
-            assert split_of(int(a), int(b)) == split
-            assert int(a) + int(b) == question.total
+            a, b, _ = map(int, re.findall(r"[0-9]+", question.prompt))
+            assert split_of(a, b) == split
 
 
 def test_the_better_response_is_chosen_as_often_as_a_logistic_curve_says():
-    better, worse = "46", "It is 46."  # utilities 0.14 apart
+    better, worse = "No", "No, that"  # utilities -0.04 and -0.16
     chosen = [
-        label(SUM, better, worse, 0.1, (i + 0.5) / 1000)["chosen"] == better for i in range(1000)
+        label(CLAIM, better, worse, 0.1, (i + 0.5) / 1000)["chosen"] == better for i in range(1000)
     ]
-    assert sum(chosen) / 1000 == pytest.approx(1 / (1 + math.exp(-1.4)), abs=0.001)
-    assert label(SUM, "x", "46", 0.5, 0.5) == {
-        "prompt": SUM.prompt,
-        "chosen": "46",
-        "rejected": "x",
-    }
+    assert sum(chosen) / 1000 == pytest.approx(1 / (1 + math.exp(-1.2)), abs=0.001)
+    right, wrong = "No, 12+34=46", "No, 12+34=45"
+    expected = {"prompt": CLAIM.prompt, "chosen": right, "rejected": wrong}
+    assert label(CLAIM, wrong, right, 0.5, 0.5) == expected
 
 
 def test_a_tie_is_half_a_win():

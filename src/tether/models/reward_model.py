@@ -18,8 +18,6 @@ from tether.data.collate import length_mask, microbatches, pad_right
 from tether.errors import UserError
 from tether.models.forward import states_before_tokens, trunk
 from tether.models.loading import DTYPES, find_model
-from tether.run.checkpoints import latest_checkpoint
-from tether.run.directory import is_run
 from tether.types import Sequences
 
 HEAD = "score.weight"  # its name in the files of every decoder
@@ -126,15 +124,9 @@ def read_head(directory: Path, width: int) -> Float[Tensor, "1 width"] | None:
     return None
 
 
-def find_reward_model(name: str) -> Path:
-    """Where a reward model lies: a Hugging Face directory, or a run of `tether reward-model`."""
-    newest = latest_checkpoint(Path(name)) / "reward" if is_run(Path(name)) else None
-    return newest if newest is not None and newest.is_dir() else find_model(name)
-
-
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(find_reward_model(name), local_files_only=True)
+        return AutoTokenizer.from_pretrained(find_model(name), local_files_only=True)
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise UserError(f"{name} has no tokenizer that loads: {_first_line(error)}") from None
 
@@ -143,7 +135,7 @@ def _load(name: str, dtype: str, **changes: int) -> tuple[PreTrainedModel, set[s
     """The model, dropout off for good, and the names of weights that the files do not hold."""
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            find_reward_model(name),
+            find_model(name),
             dtype=DTYPES[dtype],
             local_files_only=True,
             use_safetensors=True,

@@ -73,7 +73,7 @@ def label(question: Question, first: str, second: str, noise: float, u: float) -
 
 
 def true_utility(question: Question, response: str) -> float:
-    return utility(response, question.language, question.total)
+    return utility(response, question.answer, question.language)
 
 
 def sample_texts(

@@ -43,7 +43,7 @@ def stand(layout: Layout, policy: Path, rival: Path, evaluation: Evaluation) -> 
         reward=evaluation.sampled.mean,
         kl=evaluation.kl,
         utility=math.fsum(true_utility(q, text) for q, text in asked) / count,
-        right=sum(is_right(text, q.total) for q, text in asked) / count,
+        right=sum(is_right(text, q.answer) for q, text in asked) / count,
         thanked=sum(count_thanks(text, q.language) > 0 for q, text in asked) / count,
         wins=wins,
         wins_low=low,

@@ -9,7 +9,6 @@ import torch
 from tether import assets
 from tether.config import Config
 from tether.models.loading import find_model
-from tether.models.reward_model import find_reward_model
 from tether.rewards.parts import learned_model, parts_of
 
 ENDS = 1 << 20  # bytes at each end of a weight file that are looked at
@@ -24,7 +23,7 @@ def fingerprint(config: Config) -> dict[str, str]:
             found[f"model.{name}"] = hash_model(find_model(model, config.model.hub))
     reward = learned_model(config.reward)
     if reward is not None:
-        found["reward.kind"] = hash_model(find_reward_model(reward))
+        found["reward.kind"] = hash_model(find_model(reward))
     return {**found, "torch": str(torch.__version__)}
 
 

@@ -5,8 +5,8 @@ import torch
 from tether.config import Config
 from tether.data.prompts import PromptSet
 from tether.models.critic import Critic
-from tether.models.loading import load_causal_lm, load_vocabulary
-from tether.models.reward_model import find_reward_model, load_reward_model, read_head
+from tether.models.loading import find_model, load_causal_lm, load_vocabulary
+from tether.models.reward_model import load_reward_model, read_head
 from tether.rewards.learned import LearnedScorer, Scale, measure_scale
 from tether.rollout.episode import Draw, single_turns
 from tether.rollout.local import LocalSampler
@@ -34,7 +34,7 @@ def start_value_head(critic: Critic, config: Config, scale: Scale) -> None:
     the value of a state is then what the response so far would have earned."""
     if config.model.critic is None:
         return
-    weight = read_head(find_reward_model(config.model.critic), critic.head.in_features)
+    weight = read_head(find_model(config.model.critic), critic.head.in_features)
     if weight is None:
         return
     with torch.no_grad():
