@@ -37,12 +37,13 @@ class Trackers:
 
     def ended(self) -> list[Event]:
         """Those that ended since the last time: none should, while the run goes on."""
-        codes = {name: process.poll() for name, process in self.processes.items()}
-        return [
-            self._problem(name, self._reason(name, code))
-            for name, code in codes.items()
-            if code is not None and self.processes.pop(name)
-        ]
+        problems = []
+        for name, process in list(self.processes.items()):
+            code = process.poll()
+            if code is not None:
+                del self.processes[name]
+                problems.append(self._problem(name, self._reason(name, code)))
+        return problems
 
     def close(self) -> list[Event]:
         """Let them send the last lines; who needs longer than the grace is stopped."""
