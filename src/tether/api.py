@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from tether.config import Config
 from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.explain.trace import trace_prompt
-from tether.models.loading import load_causal_lm, load_vocabulary
+from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
 from tether.recipes import load_config, validate_config
 from tether.rewards.function import Reward
 from tether.rollout.episode import Draw, Greedy, SingleTurn
@@ -22,9 +23,11 @@ from tether.run.events import Event
 from tether.run.lock import RunLock
 from tether.run.reader import find_runs
 from tether.run.writer import RunWriter, cut_back
-from tether.train.checkpoint import load_checkpoint
+from tether.stages import RewardModelConfig, SFTConfig
+from tether.train.checkpoint import load_adapter, load_checkpoint, load_plain_actor
 from tether.train.evaluate import Evaluation, read_evaluations
 from tether.train.evaluate import evaluate as evaluate_roles
+from tether.train.export import export_run
 from tether.train.loop import Loop, Result, finished_result
 from tether.train.plan import Plan, check_disk, make_plan
 from tether.train.resume import (
@@ -35,8 +38,11 @@ from tether.train.resume import (
     is_finished,
     refuse_changes,
 )
+from tether.train.reward_modelling import build_reward_model
 from tether.train.roles import Roles, broken_rows, build_roles, pick_device
 from tether.train.scoring import response_texts
+from tether.train.sft import build_sft
+from tether.train.stage import StageResult, StageWatcher, run_stage
 from tether.train.watch import Watcher
 
 ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
@@ -143,17 +149,19 @@ def evaluate(
     reward: Reward | None = None,
 ) -> Evaluation:
     """Score a run's newest checkpoint, or a model directory, on a recipe's held-out prompts."""
-    path = Path(model)
-    source = load_config(path / CONFIG if is_run(path) else recipe)
-    changes = {"model.actor": str(model_path(model))}
-    if is_run(path):  # KL is measured against what the run began with
-        changes["model.reference"] = source.model.reference or source.model.actor
-    config = load_config(
-        path / CONFIG if is_run(path) else recipe, {**changes, **(overrides or {})}
-    )
+    run = Path(model) if is_run(Path(model)) else None
+    recipe = recipe if run is None else run / CONFIG
+    began = load_config(recipe).model
+    adapted = run is not None and began.lora is not None
+    changes = {} if adapted else {"model.actor": str(model_path(model))}
+    if run is not None and not adapted:  # KL is measured against what the run began with
+        changes["model.reference"] = began.reference or began.actor
+    config = load_config(recipe, {**changes, **(overrides or {})})
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)
     try:
+        if adapted:
+            load_adapter(latest_checkpoint(run), roles, config)
         if roles.heldout_prompts is None:
             raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
         prompts = roles.heldout_prompts.first(config.train.eval_prompts)
@@ -167,9 +175,7 @@ class Talker:
     """A loaded model that answers prompts."""
 
     def __init__(self, model: str, max_tokens: int = 64, system_prompt: str | None = None) -> None:
-        path = str(model_path(model))
-        self.model = load_causal_lm(path, "float32", pick_device("auto"))
-        self.vocabulary = load_vocabulary(path, self.model)
+        self.model, self.vocabulary = load_plain(model)
         self.max_tokens = max_tokens
         self.system_prompt = system_prompt
 
@@ -216,6 +222,27 @@ def pick_model(model: str | None) -> str:
     return str(max(saved, key=lambda run: run.stat().st_mtime)) if saved else "tether:starter"
 
 
+def load_plain(model: str) -> tuple[PreTrainedModel, Vocabulary]:
+    """A run's newest actor, or the model of that name, ready to respond."""
+    device = pick_device("auto")
+    if is_run(Path(model)):
+        checkpoint = latest_checkpoint(Path(model))
+        if not (checkpoint / "actor").is_dir():  # an adapter on the base of the run's config
+            config = load_config(Path(model) / CONFIG)
+            return load_plain_actor(checkpoint, config, "float32", device)
+        model = str(checkpoint / "actor")  # whichever stage it is a run of
+    network = load_causal_lm(model, "float32", device)
+    return network, load_vocabulary(model, network)
+
+
+def export(run: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+    """Write a run's newest actor as a Hugging Face directory with a model card."""
+    run, directory = Path(run), Path(directory)
+    if not is_run(run):
+        raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
+    return export_run(run, load_config(run / CONFIG), directory)
+
+
 def model_path(model: str) -> str | Path:
     """Where the weights are: a run's newest checkpoint, or the name itself."""
     return latest_checkpoint(Path(model)) / "actor" if is_run(Path(model)) else model
@@ -238,3 +265,18 @@ def trace(
 ) -> dict[str, Any]:
     """One prompt through every stage, as `tether trace` sends it; keys: `explain/trace.py`."""
     return trace_prompt(pick_model(model), prompt, response, columns, overrides, reward)
+
+
+def sft(config: SFTConfig | Mapping[str, Any], watch: StageWatcher | None = None) -> StageResult:
+    """Supervised training as `tether sft` does it."""
+    config = config if isinstance(config, SFTConfig) else validate_config(config, SFTConfig)
+    return run_stage(config, build_sft, watch or StageWatcher())
+
+
+def reward_model(
+    config: RewardModelConfig | Mapping[str, Any], watch: StageWatcher | None = None
+) -> StageResult:
+    """A reward model from preferences, as `tether reward-model` makes it."""
+    if not isinstance(config, RewardModelConfig):
+        config = validate_config(config, RewardModelConfig)
+    return run_stage(config, build_reward_model, watch or StageWatcher())

@@ -132,7 +132,7 @@ def test_recipes_lists_what_ships(tether):
         (["--seed.x", "1"], "seed is {'x': 1}, but should be a valid integer"),
         (["arithmetics"], "No recipe or YAML file 'arithmetics'; did you mean 'arithmetic'?"),
         (["--data.train", "no.jsonl"], "no.jsonl cannot be opened: no such file or directory"),
-        (["--model.actor", "no-model"], "No model directory 'no-model'"),
+        (["--model.actor", "no-model"], "No model at 'no-model'"),
         (["--reward.kind", "no_rule"], "reward.kind 'no_rule' is no rule that ships"),
         (["--reward.kind", "no.py:f"], "reward.kind names no.py, which is not a file"),
         (["--device", "abacus"], "device 'abacus' is not there"),

@@ -243,3 +243,17 @@ def test_learned_names_tied_weights_once(tiny_model):
     names = learned(tiny_model)
     assert "lm_head.weight" not in names
     assert "model.embed_tokens.weight" in names
+
+
+@pytest.mark.parametrize("update", [{"kind": "trpo"}, {"kind": "penalty", "estimator": "full"}])
+def test_recomputed_layers_make_the_same_run(tiny_config, tmp_path, update):
+    """Gradient checkpointing changes memory and time, and no number beyond rounding."""
+    config = changed(
+        tiny_config, actor__update=update, train__iterations=2, data__heldout=None, actor__lr=1e-4
+    )
+    plain = tether.train(config, reward=distinct_letters)
+    again = changed(config, run__dir=str(tmp_path / "again"), model__gradient_checkpointing=True)
+    recomputed = tether.train(again, reward=distinct_letters)
+    one, other = (read_jsonl(result.run / "metrics.jsonl") for result in (plain, recomputed))
+    for before, after in zip(one, other, strict=True):
+        assert before == pytest.approx(after, rel=1e-4, abs=1e-6)

@@ -3,6 +3,7 @@
 import gguf
 import pytest
 import torch
+from conftest import tiny_llama
 from helpers import changed, distinct_letters, slow_log_probs
 
 import tether
@@ -34,7 +35,7 @@ def interleaved(weight, heads):
     return weight.reshape(heads, 2, rows // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path, model, tokenizer):
+def write_gguf(path, model, tokenizer, packed=None):
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -70,7 +71,10 @@ def write_gguf(path, model, tokenizer):
             weight = interleaved(weight, config.num_key_value_heads)
         for ours, theirs in NAMES.items():
             name = name.replace(ours, theirs)
-        writer.add_tensor(name, weight)
+        if packed is not None and weight.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(weight, packed), raw_dtype=packed)
+        else:
+            writer.add_tensor(name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -88,6 +92,25 @@ def test_log_probs_are_those_of_the_model_that_was_written(gguf_file):
     for prompt, ids in [([5, 9, 200], [7, 8, 256]), ([1], [2, 3, 4, 5])]:
         expected = slow_log_probs(written, prompt, ids)
         torch.testing.assert_close(slow_log_probs(found, prompt, ids), expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_packed_weights_are_unpacked_and_can_be_saved_again(tmp_path, byte_tokenizer):
+    """As on disk, 8 bits and a scale for 32 numbers: near the written weights, and then plain."""
+    model, packed = tiny_llama(300, 256), gguf.GGMLQuantizationType.Q8_0
+    found = load_causal_lm(
+        write_gguf(tmp_path / "packed.gguf", model, byte_tokenizer, packed), "float32", CPU
+    )
+    for name, weight in model.state_dict().items():
+        if weight.ndim == 2:
+            blocks = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), packed), packed)
+            weight = torch.from_numpy(blocks)
+        torch.testing.assert_close(found.state_dict()[name], weight, rtol=0, atol=1e-6)
+    found.save_pretrained(tmp_path / "plain")
+    again = load_causal_lm(str(tmp_path / "plain"), "float32", CPU)
+    assert again.dtype == torch.float32
+    for name, weight in found.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight)
 
 
 def test_its_tokenizer_comes_along(gguf_file, byte_tokenizer):

@@ -472,7 +472,7 @@ def test_a_refreshed_reference_is_the_actor_again(tiny_config):
         ({"critic": {"shared_trunk": True}}, FrozenReference, Critic, 2),
     ],
 )
-def test_only_the_models_that_are_needed_are_loaded(
+def test_only_the_models_that_are_needed_are_held_and_one_file_is_read_once(
     build, monkeypatch, dotted, reference, critic, models
 ):
     loaded, load = [], roles_module.load_causal_lm
@@ -480,7 +480,11 @@ def test_only_the_models_that_are_needed_are_loaded(
         roles_module, "load_causal_lm", lambda *given: loaded.append(given) or load(*given)
     )
     roles, config = build(**dotted)
-    assert len(loaded) == models
+    assert len(loaded) == 1
+    holders = [roles.actor.model, getattr(roles.critic, "trunk", None)]
+    holders += [roles.reference.policy.model] if reference is FrozenReference else []
+    embeddings = [held.get_input_embeddings().weight for held in holders if held is not None]
+    assert len({weight.data_ptr() for weight in embeddings}) == models
     assert type(roles.reference) is reference
     assert type(roles.critic) is critic
     assert (roles.critic_optimizer is None) == (critic is NoCritic or config.critic.shared_trunk)

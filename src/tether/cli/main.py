@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from tether import __version__
-from tether.cli import check, evaluate, examples, generate, kl, listing, resume, trace, train, view
+from tether.cli import (
+    check,
+    evaluate,
+    examples,
+    export,
+    generate,
+    kl,
+    listing,
+    resume,
+    reward_model,
+    sft,
+    trace,
+    train,
+    view,
+)
 from tether.cli.text import complain
 from tether.errors import RunStopped, UserError
 
@@ -26,6 +40,9 @@ app.command("resume", **resume.COMMAND)(resume.resume)
 app.command("check", **check.COMMAND)(check.check)
 app.command("eval", **evaluate.COMMAND)(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("export")(export.export)
+app.command("sft", **sft.COMMAND)(sft.sft)
+app.command("reward-model", **reward_model.COMMAND)(reward_model.reward_model)
 app.command("view")(view.view)
 app.command("trace", **trace.COMMAND)(trace.trace)
 app.command("kl", **kl.COMMAND)(kl.kl)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import (
@@ -57,13 +58,13 @@ class Vocabulary:
 
 
 def find_model(name: str, hub: bool = False) -> Path:
-    """Where a model lies: a Hugging Face directory, a run's newest actor, or a GGUF file.
+    """Where a model lies: a Hugging Face directory, the newest one in a run, or a GGUF file.
 
     Only with `hub` is a name that is no path looked up, and fetched, outside this machine.
     """
     path = assets.resolve(name)
-    if is_run(path):  # it stands for the newest actor in it
-        path = latest_checkpoint(path) / "actor"
+    if is_run(path):
+        path = _newest_model(path)
     if path.is_file() and path.suffix == ".gguf":
         return path
     if not path.is_dir():
@@ -124,6 +125,8 @@ def _load(auto: type, name: str, dtype: str, device: torch.device, hub: bool) ->
     path = find_model(name, hub)
     _refuse_pickle(name, path)
     directory, options = _place(path)
+    if path.is_file():
+        options |= _unpacked()
     model, info = auto.from_pretrained(
         directory,
         dtype=DTYPES[dtype],
@@ -138,6 +141,8 @@ def _load(auto: type, name: str, dtype: str, device: torch.device, hub: bool) ->
             f"{name} holds no {min(info['missing_keys'])}, which its architecture needs; it is "
             f"incomplete, or a model of another kind."
         )
+    if getattr(model, "hf_quantizer", None) is not None:  # of GGUF; said of weights no longer so
+        model.hf_quantizer.remove_quantization_config(model)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise UserError(f"{name} holds NaN or infinite weights; it cannot be trained or sampled.")
     return model.eval().to(device)
@@ -150,6 +155,19 @@ def _place(path: Path) -> tuple[Path, dict[str, Any]]:
     if find_spec("gguf") is None:
         raise UserError(f"{path} can be read with the gguf package only: pip install gguf.")
     return path.parent, {"gguf_file": path.name}
+
+
+def _unpacked() -> dict[str, Any]:
+    """Newer versions of transformers may leave a GGUF's weights packed, which could not learn."""
+    settings = getattr(transformers, "GgufConfig", None)
+    return {} if settings is None else {"quantization_config": settings(dequantize=True)}
+
+
+def _newest_model(run: Path) -> Path:
+    """The actor, or what a run of `tether reward-model` has in its place."""
+    checkpoint = latest_checkpoint(run)
+    reward = checkpoint / "reward"
+    return reward if reward.is_dir() else checkpoint / "actor"
 
 
 def _fetch(name: str) -> Path:

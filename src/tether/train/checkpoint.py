@@ -1,14 +1,16 @@
 """What a checkpoint holds: all that the next iteration depends on, as safetensors and JSON.
 
 checkpoints/000050/actor/                       a Hugging Face directory with its tokenizer
-checkpoints/000050/critic.safetensors
+checkpoints/000050/adapter.safetensors          in its place where the actor has an adapter
+checkpoints/000050/critic.safetensors           what learns: all of it, or adapter and head
 checkpoints/000050/reference.safetensors        only where the reference is refreshed
 checkpoints/000050/actor_optimizer.safetensors
 checkpoints/000050/critic_optimizer.safetensors
 checkpoints/000050/state.json
 
 There is no random state to keep: every draw is computed from the seed and where it is used. Nor is
-there a position in the data: it follows from the iteration.
+there a position in the data: it follows from the iteration. The base below an adapter is no part of
+it either: it is what config.yaml names, and its hash is kept.
 """
 
 import json
@@ -17,22 +19,34 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
+from transformers import PreTrainedModel
 
 from tether.config import Config
-from tether.errors import RunStopped
+from tether.errors import RunStopped, UserError
+from tether.models.adapters import add_adapter, learned, load_learned, merge_adapter
 from tether.models.critic import Critic
-from tether.models.loading import load_causal_lm
+from tether.models.loading import (
+    DTYPES,
+    Vocabulary,
+    find_model,
+    load_causal_lm,
+    load_vocabulary,
+)
+from tether.rewards.learned import LearnedScorer, Scale
 from tether.run.checkpoints import all_checkpoints, prune, publish
 from tether.run.directory import CHECKPOINTS, EVALS, SCHEMA
 from tether.run.reader import read_lines
 from tether.train.controls import Controls
+from tether.train.inputs import hash_model
 from tether.train.roles import Roles
 
 STATE = "state.json"
 ACTOR = "actor"
+ADAPTER = "adapter.safetensors"
 CRITIC = "critic.safetensors"
 REFERENCE = "reference.safetensors"
 ACTOR_OPTIMIZER = "actor_optimizer.safetensors"
@@ -69,35 +83,83 @@ def save_checkpoint(
             "config": config.to_dict(),
             "inputs": roles.inputs,
         }
+        if isinstance(roles.reward, LearnedScorer):
+            state["reward_scale"] = asdict(roles.reward.scale)
         (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
     try:
         publish(run, name, write)
+        prune(run, _kept(run, config))
     except (OSError, SafetensorError) as error:
         raise RunStopped(
             f"Checkpoint {place} could not be written: {_reason(error)}. Make room, then "
             f"`tether resume {run}` goes on from the one before."
         ) from None
-    prune(run, _kept(run, config))
     return place
 
 
 def load_checkpoint(checkpoint: Path, roles: Roles, config: Config) -> None:
     """Put weights and moments back; roles were built from the same config."""
-    device = roles.actor.model.device
-    saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, device)
-    roles.actor.model.load_state_dict(saved.state_dict())
+    try:
+        _load(checkpoint, roles, config)
+    except (SafetensorError, OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{checkpoint} does not fit the run that it lies in: {type(error).__name__}: {reason}."
+        ) from None
+
+
+def _load(checkpoint: Path, roles: Roles, config: Config) -> None:
+    model = roles.actor.model
+    if config.model.lora is not None:
+        load_learned(model, load_file(checkpoint / ADAPTER))
+    else:
+        saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, model.device)
+        model.load_state_dict(saved.state_dict())
     if isinstance(roles.critic, Critic):
-        load_model(roles.critic, str(checkpoint / CRITIC))
+        load_learned(roles.critic, load_file(checkpoint / CRITIC))
     if config.refreshes_reference:
         load_model(roles.reference.policy.model, str(checkpoint / REFERENCE))
+    if isinstance(roles.reward, LearnedScorer):
+        roles.reward.scale = Scale(**read_state(checkpoint)["reward_scale"])
     roles.actor_optimizer.load_state(load_file(checkpoint / ACTOR_OPTIMIZER))
     if roles.critic_optimizer is not None:
         roles.critic_optimizer.load_state(load_file(checkpoint / CRITIC_OPTIMIZER))
 
 
+def load_adapter(checkpoint: Path, roles: Roles, config: Config) -> None:
+    """Put only the actor's adapter back, on the base that it was trained on."""
+    _refuse_other_base(checkpoint, config)
+    load_learned(roles.actor.model, load_file(checkpoint / ADAPTER))
+
+
+def load_plain_actor(
+    checkpoint: Path, config: Config, dtype: str, device: torch.device
+) -> tuple[PreTrainedModel, Vocabulary]:
+    """The actor as an ordinary model; an adapter is merged into the base that the config names."""
+    settings = config.model
+    if settings.lora is None:
+        name = str(checkpoint / ACTOR)
+        model = load_causal_lm(name, dtype, device)
+        return model, load_vocabulary(name, model)
+    _refuse_other_base(checkpoint, config)
+    model = load_causal_lm(settings.actor, settings.dtype, device, settings.hub)
+    vocabulary = load_vocabulary(settings.actor, model, settings.hub)
+    model.to(DTYPES[dtype])
+    add_adapter(model, settings.lora, config.seed, "actor")
+    load_learned(model, load_file(checkpoint / ADAPTER))
+    merge_adapter(model)
+    return model, vocabulary
+
+
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    try:
+        state = json.loads((checkpoint / STATE).read_bytes())
+    except (OSError, ValueError):
+        state = None
+    if not isinstance(state, dict):
+        raise UserError(f"{checkpoint / STATE} is missing or no JSON object.")
+    return state
 
 
 def read_progress(state: Mapping[str, Any]) -> Progress:
@@ -106,15 +168,29 @@ def read_progress(state: Mapping[str, Any]) -> Progress:
 
 
 def _write_weights(folder: Path, roles: Roles, config: Config) -> None:
-    roles.actor.model.save_pretrained(folder / ACTOR)
-    roles.vocabulary.tokenizer.save_pretrained(folder / ACTOR)
+    if config.model.lora is not None:
+        save_file(learned(roles.actor.model), folder / ADAPTER)
+    else:
+        roles.actor.model.save_pretrained(folder / ACTOR)
+        roles.vocabulary.tokenizer.save_pretrained(folder / ACTOR)
     if isinstance(roles.critic, Critic):
-        save_model(roles.critic, str(folder / CRITIC))
+        save_file(learned(roles.critic), folder / CRITIC)
     if config.refreshes_reference:
         save_model(roles.reference.policy.model, str(folder / REFERENCE))
     save_file(roles.actor_optimizer.state(), folder / ACTOR_OPTIMIZER)
     if roles.critic_optimizer is not None:
         save_file(roles.critic_optimizer.state(), folder / CRITIC_OPTIMIZER)
+
+
+def _refuse_other_base(checkpoint: Path, config: Config) -> None:
+    """An adapter on another base than its own would be a model that nobody trained."""
+    base = config.model.actor
+    written = read_state(checkpoint)["inputs"]["model.actor"]
+    if hash_model(find_model(base, config.model.hub)) != written:
+        raise UserError(
+            f"{base} is no longer the model that the adapter in {checkpoint} was trained on; put "
+            f"it back as it was."
+        )
 
 
 def _refuse_non_finite(roles: Roles, name: str) -> None:

@@ -57,7 +57,9 @@ def check_start(roles: Roles, config: Config, fresh: bool) -> str:
     same = fresh and config.model.reference in (None, config.model.actor)
     if same and config.kl.needs_reference:
         kl_gap = _largest(kl)
-        _hold("KL to an equal reference is not 0: log-probs", kl_gap, RATIO_TOLERANCE, exact)
+        alike = config.model.reference_dtype in (None, config.model.dtype)
+        what = "KL to an equal reference is not 0: log-probs"
+        _hold(what, kl_gap, RATIO_TOLERANCE, exact and alike)
         parts.append(f"KL to reference 0 (±{kl_gap:.0e})")
 
     everywhere = torch.ones_like(mask[:, 0])
