@@ -33,6 +33,11 @@ def test_turns_are_dealt_evenly_by_weight(weights, turns):
     assert order(8, *weights) == turns
 
 
+def test_a_weight_means_what_was_written_not_the_nearest_binary_fraction():
+    assert exact(0.1) == Fraction(1, 10)
+    assert exact(1e-05) == Fraction(1, 100_000)
+
+
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 5))
 def test_counts_are_exact_after_every_round_and_no_turn_is_lost(weights, rounds):
     """A file's turns are numbered 0, 1, 2, …: its own stream has neither gap nor repetition."""
