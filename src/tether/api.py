@@ -18,28 +18,18 @@ from tether.rewards.function import Reward
 from tether.rollout.episode import Draw, Greedy, SingleTurn
 from tether.rollout.local import LocalSampler
 from tether.run.checkpoints import latest_checkpoint
-from tether.run.directory import CONFIG, RUNS, create_run_directory, is_run, refuse_taken
-from tether.run.events import Event
-from tether.run.lock import RunLock
+from tether.run.directory import CONFIG, RUNS, is_run, refuse_taken
 from tether.run.reader import find_runs
-from tether.run.writer import RunWriter, cut_back
 from tether.stages import RewardModelConfig, SFTConfig
-from tether.train.checkpoint import load_adapter, load_checkpoint, load_plain_actor
-from tether.train.evaluate import Evaluation, read_evaluations
+from tether.train.attempt import begin, go_on
+from tether.train.checkpoint import load_adapter, load_plain_actor
+from tether.train.evaluate import Evaluation
 from tether.train.evaluate import evaluate as evaluate_roles
 from tether.train.export import export_run
-from tether.train.loop import Loop, Result, finished_result
-from tether.train.plan import Plan, check_disk, make_plan
-from tether.train.resume import (
-    Start,
-    changed_inputs,
-    find_start,
-    first_start,
-    is_finished,
-    refuse_changes,
-)
+from tether.train.loop import Result
+from tether.train.plan import Plan, make_plan
 from tether.train.reward_modelling import build_reward_model
-from tether.train.roles import Roles, broken_rows, build_roles, pick_device
+from tether.train.roles import build_roles, pick_device
 from tether.train.scoring import response_texts
 from tether.train.sft import build_sft
 from tether.train.stage import StageResult, StageWatcher, run_stage
@@ -63,17 +53,8 @@ def train(
     if resume and config.run.dir is None:
         raise UserError("To resume, say which run: --run.dir RUN, or `tether resume RUN`.")
     if resume and is_run(config.run.dir):
-        return _go_on(config.run.dir, config, reward, watch, allow_changed)
-    refuse_taken(config.run.dir, config.run.overwrite)
-    torch.set_num_threads(config.threads)
-    roles = build_roles(config, reward)
-    try:
-        check_disk(make_plan(config, roles), config.run.dir or RUNS)
-        run = create_run_directory(config.run.dir, config.run.name, config.run.overwrite)
-        with RunLock(run):
-            return _run(run, config, roles, watch, first_start(config))
-    finally:
-        roles.reward.close()
+        return go_on(config.run.dir, config, reward, watch, allow_changed)
+    return begin(config, reward, watch)
 
 
 def resume(
@@ -88,49 +69,7 @@ def resume(
     if not is_run(run):
         raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
     config = load_config(run / CONFIG, {**(overrides or {}), "run.dir": str(run)})
-    return _go_on(run, config, reward, watch or Watcher(), allow_changed)
-
-
-def _go_on(
-    run: Path, config: Config, reward: Reward | None, watch: Watcher, allow_changed: bool
-) -> Result:
-    with RunLock(run):
-        if is_finished(run, config):
-            return finished_result(run, config, read_evaluations(run))
-        start = find_start(run, config, allow_changed)
-        torch.set_num_threads(config.threads)
-        roles = build_roles(config, reward)
-        try:
-            changes = changed_inputs(start, roles.inputs)
-            start.events.extend(refuse_changes(changes, allow_changed))
-            check_disk(make_plan(config, roles), run)
-            if start.checkpoint is not None:
-                load_checkpoint(start.checkpoint, roles, config)
-            cut_back(run, start.progress.iterations_done)
-            return _run(run, config, roles, watch, start)
-        finally:
-            roles.reward.close()
-
-
-def _run(run: Path, config: Config, roles: Roles, watch: Watcher, start: Start) -> Result:
-    done = start.progress.iterations_done
-    writer = RunWriter(run, config.to_yaml(), start.attempt)
-    try:
-        watch.started(run, config.train.iterations)
-        if start.attempt > 1:
-            where = start.checkpoint.name if start.checkpoint else "the beginning"
-            resumed = Event("resumed", f"attempt {start.attempt} goes on from {where}")
-            writer.events(done, [resumed, *start.events])
-            watch.resumed(done, start.checkpoint)
-            for event in start.events:
-                watch.warned(event.message)
-        skipped = [Event("bad_row", problem) for problem in broken_rows(roles)]
-        writer.events(done, skipped)
-        if skipped:
-            watch.warned(f"{len(skipped)} broken data rows left out; {skipped[0].message}")
-        return Loop(config, roles, writer, watch, start.progress, read_evaluations(run)).run()
-    finally:
-        writer.close()
+    return go_on(run, config, reward, watch or Watcher(), allow_changed)
 
 
 def check(config: ConfigLike, reward: Reward | None = None) -> Plan:
