@@ -138,7 +138,7 @@ def test_the_newest_run_is_traced_by_default(tether, tiny_model_dir, tiny_data):
         (["a", "b"], "PROMPT must be one word: put it in quotes"),
         (["hello"], "The reward asks for 'answer'"),
         (["1+1=?", "--column", "answer"], "--column 'answer' has no name and value"),
-        (["1+1=?", "--model", "nowhere"], "No model directory 'nowhere'"),
+        (["1+1=?", "--model", "nowhere"], "No model at 'nowhere'"),
         (["1+1=?", "--model", "no.yaml"], "No recipe or YAML file 'no.yaml'"),
         (["1+1=?", "--json", "no/t.json"], "no/t.json cannot be written: no is no directory."),
         (["1+1=?", "--actor.lrr", "1"], "Unknown field actor.lrr"),
