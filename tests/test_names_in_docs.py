@@ -17,6 +17,7 @@ FIELDS = {name for schema in (None, SFTConfig, RewardModelConfig)
 SECTIONS = {name.rpartition(".")[0] for name in FIELDS}
 ROOMS = {name.partition(".")[0] for name in FIELDS if "." in name}
 WHOLE = {"reward.parts", "data.train", "data.heldout"}  # sections inside, or plain values
+MAPPINGS = ("reward.arguments.", "data.columns.")  # whose keys are the user's own
 
 
 def our_column(page: str) -> list[str]:
@@ -32,7 +33,8 @@ def quoted(text: str) -> list[str]:
 def fields_in(text: str) -> set[str]:
     """Dotted names of config fields, without the value or the dashes beside them."""
     words = [word.strip("-:") for span in quoted(text) for word in span.split()]
-    return {w for w in words if re.fullmatch(r"\w+(\.\w+)+", w) and w.partition(".")[0] in ROOMS}
+    names = {w for w in words if re.fullmatch(r"\w+(\.\w+)+", w) and not w.startswith(MAPPINGS)}
+    return {name for name in names if name.partition(".")[0] in ROOMS}
 
 
 def metrics_in(text: str) -> set[str]:
