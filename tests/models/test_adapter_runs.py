@@ -202,6 +202,11 @@ def test_eval_generate_and_trace_read_a_run_with_adapters(finished, config):
     assert any(traced["tokens"]["kl"])
 
 
+def test_an_adapter_that_does_not_fit_the_fields_is_refused(finished):
+    with pytest.raises(UserError, match=r"change model\.lora"):
+        api.evaluate(str(finished.run), overrides={"model.lora.rank": 2}, reward=distinct_letters)
+
+
 def test_an_adapter_is_not_put_on_another_base(finished, config, tiny_model_dir, tmp_path):
     """Its hash is kept with the checkpoint."""
     other = tmp_path / "other"

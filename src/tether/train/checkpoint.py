@@ -130,7 +130,13 @@ def _load(checkpoint: Path, roles: Roles, config: Config) -> None:
 def load_adapter(checkpoint: Path, roles: Roles, config: Config) -> None:
     """Put only the actor's adapter back, on the base that it was trained on."""
     _refuse_other_base(checkpoint, config)
-    load_learned(roles.actor.model, load_file(checkpoint / ADAPTER))
+    try:
+        load_learned(roles.actor.model, load_file(checkpoint / ADAPTER))
+    except RuntimeError:
+        raise UserError(
+            f"The adapter in {checkpoint} does not fit these fields; leave out overrides that "
+            f"change model.lora."
+        ) from None
 
 
 def load_plain_actor(

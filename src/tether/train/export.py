@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from tether import __version__
@@ -37,9 +38,9 @@ def export_run(run: Path, config: Config, directory: Path) -> Path:
         (staged / CARD).write_text(card, encoding="utf-8")
         (staged / SETTINGS).write_text(config.to_yaml(), encoding="utf-8")
         staged.rename(directory)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(staged, ignore_errors=True)
-        reason = (error.strerror or str(error)).lower()
+        reason = (getattr(error, "strerror", None) or str(error)).lower().removesuffix(".")
         raise UserError(f"{directory} could not be written: {reason}.") from None
     return directory
 
