@@ -62,8 +62,8 @@ def model_card(iterations: int, config: Config, evaluations: list[Evaluation]) -
         "recipe": f"`{config.run.name}`; every setting is in `{SETTINGS}`",
         "iterations": f"{iterations} of {config.rows} responses each",
         "method": _method(config),
-        "reward": f"`{config.reward.kind}`",
-        "KL to the base model": _kl(found.get(iterations)),
+        "reward": f"`{config.reward.label}`",
+        "KL to the reference": _kl(found.get(iterations)),
         "number format": config.model.dtype,
         "written by": f"tether {__version__}",
     }
