@@ -153,11 +153,11 @@ class TaskSection(Section):
     """questions with a response, for SFT"""
     questions: PositiveInt = 4000
     """questions alone, for PPO"""
-    pairs: PositiveInt = 2000
+    pairs: PositiveInt = 4000
     """comparisons of two sampled responses, for the reward model"""
     heldout: PositiveInt = 500
     """of each, kept from training"""
-    max_response_tokens: PositiveInt = 40
+    max_response_tokens: PositiveInt = 32
     """a sampled response that has not ended by then is truncated, in every stage"""
     noise: PositiveFloat = 0.5
     """difference in true utility at which the worse of two is chosen 27 times in a hundred"""

@@ -19,61 +19,66 @@ from tether.pipeline.run import PipelineWatcher, run_pipeline
 from tether.recipes import load_config, validate_config
 from tether.stages import PipelineConfig
 
-CLAIM = Question("Do you know that 12+34=9?", "No, 12+34=46", "english")
+ASKED = Question("Do you know that 12+34=?", "english", "12+34", 46)
+CHINESE = Question("你知道12+34=?吗？", "chinese", "12+34", 46)
 
 
 @pytest.mark.parametrize(
-    ("response", "language", "expected"),
+    ("response", "question", "expected"),
     [
-        ("No, 12+34=46", "english", 2 - 0.02 * 12),
-        ("No, 12+34=46. Thanks!", "english", 2 + 1 - 0.02 * 21),
-        ("No, 12+34=46. Thanks! Thanks! Thanks!", "english", 2 + 1 - 2 * 0.5 - 0.02 * 37),
-        ("No, 12+34=45. Thanks!", "english", 1 - 0.02 * 21),
-        ("No, 12+34=461", "english", -0.02 * 13),
-        ("No, 12+34=46。谢谢！", "chinese", 2 + 1 - 0.02 * 16),
-        ("No, 12+34=46。谢谢！", "english", 2 - 0.02 * 16),
-        ("", "english", 0.0),
+        ("46", ASKED, 2 - 0.02 * 2),
+        ("12+34=46", ASKED, 2 - 0.02 * 8),
+        ("Yes, 12+34=46", ASKED, 2 + 1 - 0.02 * 13),
+        ("Yes, 46", ASKED, 2 + 1 - 0.02 * 7),
+        ("Yes, Yes, Yes, 12+34=46", ASKED, 2 + 1 - 2 * 0.5 - 0.02 * 23),
+        ("Yes, 12+34=45", ASKED, 1 - 0.02 * 13),
+        ("Yes, 12+34=461", ASKED, 1 - 0.02 * 14),
+        ("12+34=46Yes, ", ASKED, -0.02 * 13),
+        ("是的，12+34=46", CHINESE, 2 + 1 - 0.02 * 11),
+        ("是的，12+34=46", ASKED, -0.02 * 11),
+        ("", ASKED, 0.0),
     ],
 )
-def test_the_true_taste_is_the_one_that_is_described(response, language, expected):
-    assert utility(response, "No, 12+34=46", language) == pytest.approx(expected)
+def test_the_true_taste_is_the_one_that_is_described(response, question, expected):
+    assert utility(response, question) == pytest.approx(expected)
 
 
 def test_demonstrations_are_right_and_come_in_every_manner():
     rng = random.Random(0)
     questions = list(islice(draw_questions(rng, "train"), 2000))
     texts = [demonstrate(question, rng) for question in questions]
-    assert all(text.startswith(q.answer) for q, text in zip(questions, texts, strict=True))
-    thanks = [text.count("Thanks!") + text.count("谢谢！") for text in texts]
-    for count, share in MANNERS.items():
-        assert thanks.count(count) / 2000 == pytest.approx(share, abs=0.03)
-    languages = [question.language for question in questions]
-    assert languages.count("chinese") / 2000 == pytest.approx(0.5, abs=0.04)
+    assert all(text.endswith(str(q.total)) for q, text in zip(questions, texts, strict=True))
+    yeses = [text.count("Yes, ") + text.count("是的，") for text in texts]
+    whole = ["=" in text for text in texts]
+    assert MANNERS == {"bare": 35, "whole": 35, "yes": 20, "fuss": 10}
+    assert whole.count(False) / 2000 == pytest.approx(0.35, abs=0.03)
+    for count, share in ((0, 0.7), (1, 0.2), (2, 0.1)):
+        assert yeses.count(count) / 2000 == pytest.approx(share, abs=0.03)
 
 
-def test_a_claim_is_answered_in_its_own_language():
-    for question in islice(draw_questions(random.Random(2), "train"), 50):
-        chinese = question.prompt.startswith("你")
-        assert question.language == ("chinese" if chinese else "english")
-        assert question.answer.isascii() != chinese
+def test_a_question_is_asked_in_either_language():
+    questions = list(islice(draw_questions(random.Random(2), "train"), 1000))
+    assert {q.language == "chinese" for q in questions if q.prompt.startswith("你")} == {True}
+    chinese = sum(question.language == "chinese" for question in questions)
+    assert chinese / 1000 == pytest.approx(0.5, abs=0.05)
 
 
 def test_no_sum_of_training_is_held_out():
     for split in ("train", "heldout"):
         for question in islice(draw_questions(random.Random(1), split), 300):
-            a, b, _ = map(int, re.findall(r"[0-9]+", question.prompt))
+            a, b = map(int, re.findall(r"[0-9]+", question.prompt))
             assert split_of(a, b) == split
+            assert a + b == question.total
 
 
 def test_the_better_response_is_chosen_as_often_as_a_logistic_curve_says():
     better, worse = "No", "No, that"  # utilities -0.04 and -0.16
     chosen = [
-        label(CLAIM, better, worse, 0.1, (i + 0.5) / 1000)["chosen"] == better for i in range(1000)
+        label(ASKED, better, worse, 0.1, (i + 0.5) / 1000)["chosen"] == better for i in range(1000)
     ]
     assert sum(chosen) / 1000 == pytest.approx(1 / (1 + math.exp(-1.2)), abs=0.001)
-    right, wrong = "No, 12+34=46", "No, 12+34=45"
-    expected = {"prompt": CLAIM.prompt, "chosen": right, "rejected": wrong}
-    assert label(CLAIM, wrong, right, 0.5, 0.5) == expected
+    expected = {"prompt": ASKED.prompt, "chosen": "46", "rejected": "45"}
+    assert label(ASKED, "45", "46", 0.5, 0.5) == expected
 
 
 def test_a_tie_is_half_a_win():

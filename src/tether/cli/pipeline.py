@@ -33,12 +33,12 @@ def train_all(recipe: str, overrides: dict[str, Any]) -> None:
 
 
 def standings(report: Report) -> str:
-    heading = ["", "reward", "KL", "true utility", "right", "thanks", "wins over SFT", "95%"]
+    heading = ["", "reward", "KL", "true utility", "right", "yes", "wins over SFT", "95%"]
     return table([heading, _row("SFT", report.sft), _row("PPO", report.ppo)])
 
 
 def _row(name: str, s: Standing) -> list[str]:
     kl = "–" if s.kl is None else f"{s.kl:.2f}"
     interval = f"{s.wins_low:.1%} – {s.wins_high:.1%}"
-    shares = [f"{share:.1%}" for share in (s.right, s.thanked, s.wins)]
+    shares = [f"{share:.1%}" for share in (s.right, s.greeted, s.wins)]
     return [name, f"{s.reward:.2f}", kl, f"{s.utility:.2f}", *shares, interval]

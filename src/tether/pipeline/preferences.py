@@ -66,14 +66,10 @@ def take_questions(rng: random.Random, split: Split, size: int) -> list[Question
 
 def label(question: Question, first: str, second: str, noise: float, u: float) -> dict[str, str]:
     """The first is chosen with probability sigmoid(difference in true utility / noise)."""
-    difference = true_utility(question, first) - true_utility(question, second)
+    difference = utility(first, question) - utility(second, question)
     likes_first = u < 1 / (1 + math.exp(-difference / noise))
     chosen, rejected = (first, second) if likes_first else (second, first)
     return {"prompt": question.prompt, "chosen": chosen, "rejected": rejected}
-
-
-def true_utility(question: Question, response: str) -> float:
-    return utility(response, question.answer, question.language)
 
 
 def sample_texts(

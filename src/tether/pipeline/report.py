@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tether.data.courtesy import Question, count_thanks, is_right
+from tether.data.courtesy import Question, count_yes, is_right, utility
 from tether.data.files import read_rows
 from tether.pipeline.layout import Layout
-from tether.pipeline.preferences import sample_texts, true_utility
+from tether.pipeline.preferences import sample_texts
 from tether.train.evaluate import Evaluation, wilson
 
 
@@ -20,7 +20,7 @@ class Standing:
     kl: float | None  # to SFT, in nats a response
     utility: float  # true
     right: float  # share of right numbers
-    thanked: float  # share with thanks in the language of the question
+    greeted: float  # share with a yes in the language of the question
     wins: float  # against SFT by the true preference; a tie counts half
     wins_low: float  # 95% interval, Wilson's
     wins_high: float
@@ -35,16 +35,16 @@ def stand(layout: Layout, policy: Path, rival: Path, evaluation: Evaluation) -> 
     asked = list(zip(questions, texts, strict=True))
     count = len(questions)
     wins = won(
-        [true_utility(q, text) for q, text in asked],
-        [true_utility(q, text) for q, text in zip(questions, rivals, strict=True)],
+        [utility(text, q) for q, text in asked],
+        [utility(text, q) for q, text in zip(questions, rivals, strict=True)],
     )
     low, high = wilson(wins, count)
     return Standing(
         reward=evaluation.sampled.mean,
         kl=evaluation.kl,
-        utility=math.fsum(true_utility(q, text) for q, text in asked) / count,
-        right=sum(is_right(text, q.answer) for q, text in asked) / count,
-        thanked=sum(count_thanks(text, q.language) > 0 for q, text in asked) / count,
+        utility=math.fsum(utility(text, q) for q, text in asked) / count,
+        right=sum(is_right(text, q) for q, text in asked) / count,
+        greeted=sum(count_yes(text, q) > 0 for q, text in asked) / count,
         wins=wins,
         wins_low=low,
         wins_high=high,
