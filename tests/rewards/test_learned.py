@@ -245,7 +245,7 @@ def test_one_that_likes_everything_the_same_is_refused(learned_config, reward_di
         model.score.weight.zero_()
     model.save_pretrained(reward_dir())
     with pytest.raises(UserError, match="the same score"):
-        tether.check(learned_config)
+        tether.train(learned_config)
 
 
 def test_a_reward_model_beside_other_parts_is_refused(tiny_config, reward_dir):
@@ -258,3 +258,14 @@ def test_a_reward_model_beside_other_parts_is_refused(tiny_config, reward_dir):
     }
     with pytest.raises(UserError, match="a reward model stands alone"):
         tether.check(config)
+
+
+def test_a_trace_scores_on_the_scale_of_its_run_even_of_one_prompt(learned_config):
+    run = tether.train(changed(learned_config, train__iterations=1)).run
+    scale = json.loads((run / "checkpoints/000001/state.json").read_text())["reward_scale"]
+    found = api.trace("1+1=?", model=str(run), response="2")
+    path = learned_config["reward"]["kind"].removeprefix("model:")
+    reward = load_reward_model(path, "float32", CPU, 1000)
+    [raw] = LearnedScorer(reward, None, Scale()).raw_scores([ROWS[0]])
+    expected = (raw - scale["mean"]) / scale["std"]
+    assert found["score"] == pytest.approx(expected, abs=1e-4)

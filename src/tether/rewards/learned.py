@@ -26,19 +26,11 @@ class Scale:
     def __call__(self, raw: float) -> float:
         return (raw - self.mean) / self.std
 
-    def __str__(self) -> str:
-        return f"{self.mean!r} ± {self.std!r}"
-
 
 def measure_scale(raw: Sequence[float]) -> Scale:
-    """Of the reference's responses; refused where they all score alike."""
-    mean = math.fsum(raw) / len(raw)
+    """Of the reference's responses; the deviation is 0 where they all score alike."""
+    mean = math.fsum(raw) / max(1, len(raw))
     variance = math.fsum((score - mean) ** 2 for score in raw) / max(1, len(raw) - 1)
-    if not variance > 0:
-        raise UserError(
-            "The reward model gives all responses of the reference the same score, so there is "
-            "nothing to learn from; check reward.kind."
-        )
     return Scale(mean, math.sqrt(variance))
 
 
@@ -51,6 +43,11 @@ class LearnedScorer:
         self.scale = scale
 
     def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+        if self.scale.std == 0:
+            raise UserError(
+                "The reward model gives all responses of the reference the same score, so there "
+                "is nothing to learn from; check reward.kind."
+            )
         return [
             Verdict(self.scale(raw)) if isinstance(raw, float) else Verdict(None, raw)
             for raw in self.raw_scores(rows)

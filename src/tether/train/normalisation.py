@@ -32,7 +32,7 @@ def build_learned_scorer(
 def start_value_head(critic: Critic, config: Config, scale: Scale) -> None:
     """A critic on a reward model's trunk takes over its head as well, in the units of the score:
     the value of a state is then what the response so far would have earned."""
-    if config.model.critic is None:
+    if config.model.critic is None or scale.std == 0:
         return
     weight = read_head(find_model(config.model.critic), critic.head.in_features)
     if weight is None:
