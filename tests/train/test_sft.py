@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from tether.errors import UserError
 from tether.models.policy import Policy
 from tether.stages import ConversationSection, SFTConfig
 from tether.train.sft import SFTSettings, SFTStage, train_sft
+from tether.train.stage import StageWatcher
 
 EOS, USER, ASSISTANT = 256, 258, 259  # of the byte tokenizer
 
@@ -246,6 +249,31 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_three_end_the_stage(
         api.sft(sft_config)
     events = read_jsonl(Path(sft_config["run"]["dir"]) / "events.jsonl")
     assert [event["kind"] for event in events] == ["non_finite_step"] * 3
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_along_a_cosine(sft_config):
+    sft_config["train"] |= {"warmup_share": 0.1, "lr": 1e-3}
+    found = [line["lr"] for line in read_jsonl(api.sft(sft_config).run / "metrics.jsonl")]
+    fall = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / 18)) for step in range(18)]
+    assert found == pytest.approx([0.5e-3, 1e-3, *fall])
+
+
+def test_an_evaluation_uses_no_more_rows_than_it_is_told(sft_config):
+    sft_config["train"]["eval_rows"] = 2
+    assert api.sft(sft_config).after["rows"] == 2
+
+
+def test_a_signal_ends_the_stage_after_its_step_and_saves_what_was_learnt(sft_config):
+    class Impatient(StageWatcher):
+        def stepped(self, step, metrics):
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    result = api.sft(sft_config, Impatient())
+    assert result.interrupted == signal.SIGINT
+    assert result.steps_done == 5
+    assert result.checkpoint.name == "000005"
+    assert len(read_jsonl(result.run / "metrics.jsonl")) == 5
 
 
 # Bad input
