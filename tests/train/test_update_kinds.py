@@ -441,7 +441,7 @@ def test_a_run_halves_and_doubles_its_penalty(tiny_config, kind, expected):
     metrics = read_jsonl(run / "metrics.jsonl")
     assert [line["actor/penalty_coef"] for line in metrics] == expected
     state = json.loads((run / "checkpoints" / "000003" / "state.json").read_text())
-    assert state["penalty_coef"] == {0.5: 0.25, 8.0: 16.0, 2.0: 2.0}[expected[-1]]
+    assert state["controls"]["penalty_coef"] == {0.5: 0.25, 8.0: 16.0, 2.0: 2.0}[expected[-1]]
 
 
 # Who is loaded, and when the reference moves.

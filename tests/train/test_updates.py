@@ -259,7 +259,7 @@ def test_a_minibatch_with_no_true_cell_is_an_event(build_whole, role):
 
 @pytest.mark.parametrize(("role", "field"), [("actor", "policy_advantages"), ("critic", "returns")])
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf])
-def test_a_step_whose_gradient_is_not_finite_leaves_every_byte_of_the_weights(
+def test_a_step_whose_loss_is_not_finite_leaves_every_byte_of_the_weights(
     build_whole, role, field, rubbish
 ):
     roles, config = build_whole(**{f"{role}__minibatch_rows": 7, f"{role}__epochs": 2})
@@ -269,7 +269,7 @@ def test_a_step_whose_gradient_is_not_finite_leaves_every_byte_of_the_weights(
     before = [p.detach().clone() for p in parameters]
     report = UPDATES[role](experience, roles, config, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
-    assert [event.kind for event in report.events] == ["non_finite_gradient"] * 2
+    assert [event.kind for event in report.events] == ["non_finite_loss"] * 2
     assert role in report.events[0].message
     assert not optimizer_of(roles, role).adam.state  # nor do Adam's moments remember it
 

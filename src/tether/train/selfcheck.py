@@ -31,7 +31,7 @@ def check_rewards_add_up(
         raise RunStopped(f"Token rewards differ from score - beta*KL by {float(error):.2g}.")
 
 
-def check_start(roles: Roles, config: Config, fresh: bool) -> str:
+def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     """Sample a few rows and hold the first numbers of training to what they must be.
 
     Before the first update the new policy is the old one: the ratio is 1. Where the reference has
