@@ -7,11 +7,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What `make compare` trains; a recipe's name or the path of a YAML file.
 RECIPE ?= arithmetic
 
-.PHONY: demo test faults faults-quick learn compare starter recording docs figures guide \
+.PHONY: demo smollm2 test faults faults-quick learn compare starter recording docs figures guide \
 	screenshots format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
 	$(BIN)/tether train
+
+smollm2: $(VENV)/.installed  ## fetch SmolLM2-135M-Instruct for the recipe `smollm2`
+	$(BIN)/python scripts/fetch_smollm2.py
 
 test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
 	$(BIN)/python -m pytest -m "not learn" --numprocesses 2

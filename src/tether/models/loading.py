@@ -1,7 +1,8 @@
 """Models and tokenizers from Hugging Face directories and GGUF files; no remote code, no pickle."""
 
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,15 +128,17 @@ def _load(auto: type, name: str, dtype: str, device: torch.device, hub: bool) ->
     directory, options = _place(path)
     if path.is_file():
         options |= _unpacked()
-    model, info = auto.from_pretrained(
-        directory,
-        dtype=DTYPES[dtype],
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        **options,
-    )
+    # Unpacking a GGUF draws a progress bar that no setting of transformers turns off.
+    with redirect_stderr(io.StringIO()):
+        model, info = auto.from_pretrained(
+            directory,
+            dtype=DTYPES[dtype],
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
     if info["missing_keys"]:  # transformers would leave them at random
         raise UserError(
             f"{name} holds no {min(info['missing_keys'])}, which its architecture needs; it is "
