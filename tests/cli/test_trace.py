@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from tether import api
+from tether.cli import sections
 from tether.cli.sections import print_sections
 from tether.explain.story import tell
 
@@ -42,7 +43,10 @@ def record(tiny_model_dir) -> dict:
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=ascii)
-def test_no_escape_in_any_text_of_a_trace_reaches_the_terminal(record, payload, capsys):
+def test_no_escape_in_any_text_of_a_trace_reaches_the_terminal(
+    record, payload, capsys, monkeypatch
+):
+    monkeypatch.setattr(sections, "terminal_width", lambda: sections.ANY_WIDTH)
     hostile = json.loads(json.dumps(record))
     hostile["response"] = hostile["prompt"] = hostile["model"] = payload
     hostile["tokens"]["response_tokens"] = [payload] * 4
@@ -56,8 +60,8 @@ def test_no_escape_in_any_text_of_a_trace_reaches_the_terminal(record, payload, 
     assert len(printed) == len(plain)  # nor does it begin a line of its own
 
 
-def _lines(sections, capsys) -> list[str]:
-    print_sections(sections)
+def _lines(story, capsys) -> list[str]:
+    print_sections(story)
     return capsys.readouterr().out.split("\n")
 
 
