@@ -517,8 +517,8 @@ class TrainSection(Section):
     """checkpoints kept besides for their held-out score, among those that were evaluated"""
 
 
-class Config(Section):
-    """One run. Sections stand in the order in which data flows through them."""
+class RunConfig(Section):
+    """What every kind of run has: of PPO, and of the stages before it."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
@@ -530,6 +530,17 @@ class Config(Section):
     """cpu, cuda, or auto: cuda if there is one"""
     threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
     """CPU threads; the same number gives the same bits (default: the cores at hand)"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved config; `run.dir` is left out, as it is where the file itself lies."""
+        return self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+class Config(RunConfig):
+    """One run. Sections stand in the order in which data flows through them."""
 
     run: RunSection = RunSection()
     model: ModelSection
@@ -662,13 +673,6 @@ class Config(Section):
                 f"iteration: beta could reach zero in one step; write more than {self.rows // 5}"
             )
         return self
-
-    def to_dict(self) -> dict[str, Any]:
-        """The resolved config; `run.dir` is left out, as it is where the file itself lies."""
-        return self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
 
 def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:

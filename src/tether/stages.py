@@ -8,9 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,7 +16,7 @@ from pydantic import (
     PositiveInt,
 )
 
-from tether.config import SCHEMA, Section, Share, cores
+from tether.config import RunConfig, Section, Share
 
 
 class StageRunSection(Section):
@@ -102,29 +100,7 @@ class StageTrainSection(Section):
     """held-out rows an evaluation uses, from the top of the file"""
 
 
-class StageConfig(Section):
-    """What both stages have in common."""
-
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
-    schema_version: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
-    """version of this file's layout"""
-    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
-    """the order of the rows is computed from it"""
-    device: str = "auto"
-    """cpu, cuda, or auto: cuda if there is one"""
-    threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
-    """CPU threads; the same number gives the same bits (default: the cores at hand)"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The resolved config; `run.dir` is left out, as it is where the file itself lies."""
-        return self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-
-
-class SFTConfig(StageConfig):
+class SFTConfig(RunConfig):
     """One run of `tether sft`."""
 
     stage: Literal["sft"] = "sft"
@@ -135,7 +111,7 @@ class SFTConfig(StageConfig):
     train: StageTrainSection = StageTrainSection()
 
 
-class RewardModelConfig(StageConfig):
+class RewardModelConfig(RunConfig):
     """One run of `tether reward-model`."""
 
     stage: Literal["reward-model"] = "reward-model"
@@ -163,7 +139,7 @@ class TaskSection(Section):
     """difference in true utility at which the worse of two is chosen 27 times in a hundred"""
 
 
-class PipelineConfig(StageConfig):
+class PipelineConfig(RunConfig):
     """All three stages on a generated preference task, one after the other: `tether train rlhf`.
 
     The stages' sections leave out what the pipeline fills in: directories, data, and the models

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import changed, configured, distinct_letters, made_experience, read_jsonl
+from helpers import (
+    Stop,
+    changed,
+    configured,
+    distinct_letters,
+    made_experience,
+    read_jsonl,
+    stopping,
+)
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -36,22 +44,6 @@ def config(tiny_config):
         train__checkpoint_every=2,
         train__eval_prompts=3,
     )
-
-
-class Stop(BaseException):
-    pass
-
-
-def stopping(calls):
-    seen = []
-
-    def reward(response: str) -> float:
-        seen.append(response)
-        if len(seen) == calls:
-            raise Stop
-        return distinct_letters(response)
-
-    return reward
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import changed, distinct_letters
+from helpers import Stop, changed, distinct_letters, stopping
 from safetensors.torch import load_file
 
 import tether
@@ -25,23 +25,6 @@ def read_jsonl(path):
 
 def weights(run, name="critic.safetensors") -> bytes:
     return (latest_checkpoint(run) / name).read_bytes()
-
-
-class Stop(BaseException):
-    """Ends a run as rudely as an exception can."""
-
-
-def stopping(calls: int):
-    """A reward that ends the process's work at that call; every run starts to count anew."""
-    seen = []
-
-    def reward(response: str) -> float:
-        seen.append(response)
-        if len(seen) == calls:
-            raise Stop
-        return distinct_letters(response)
-
-    return reward
 
 
 @pytest.fixture

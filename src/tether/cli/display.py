@@ -24,15 +24,7 @@ class Display(Watcher):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.console = Console(highlight=False, soft_wrap=True)
-        self.progress = Progress(
-            TextColumn("  {task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[numbers]}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        self.progress = training_bar(self.console)
         self.task = None
         self.prompt = "Hello"
         self.score: float | None = None
@@ -118,6 +110,19 @@ class Display(Watcher):
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False)
+
+
+def training_bar(console: Console) -> Progress:
+    """A bar with the numbers that matter; nothing where there is no terminal."""
+    return Progress(
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[numbers]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )
 
 
 def results_table(before: Evaluation, after: Evaluation) -> str:

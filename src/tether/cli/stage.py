@@ -4,8 +4,8 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tether.cli.display import training_bar
 from tether.cli.text import table
 from tether.train.stage import Record, StageResult, StageWatcher
 
@@ -17,15 +17,7 @@ class StageDisplay(StageWatcher):
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
-        self.progress = Progress(
-            TextColumn("  training"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[numbers]}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        self.progress = training_bar(self.console)
         self.steps = 0
 
     def __enter__(self) -> "StageDisplay":
@@ -37,7 +29,7 @@ class StageDisplay(StageWatcher):
     def started(self, run: Path, steps: int) -> None:
         self.steps = steps
         self._say(f"run        {run}, {steps} steps")
-        self.task = self.progress.add_task("", total=steps, numbers="")
+        self.task = self.progress.add_task("training", total=steps, numbers="")
         self.progress.start()
 
     def stepped(self, step: int, metrics: Record) -> None:

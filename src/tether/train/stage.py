@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 from tether.algo.random import permutation
+from tether.config import RunConfig
 from tether.errors import RunStopped
 from tether.run.checkpoints import publish
 from tether.run.directory import SCHEMA, create_run_directory, refuse_taken
 from tether.run.events import Event
 from tether.run.lock import RunLock
 from tether.run.writer import RunWriter
-from tether.stages import StageConfig, StageTrainSection
+from tether.stages import StageTrainSection
 from tether.train.interrupt import Interrupt
 from tether.train.optimizer import Optimizer
 from tether.train.roles import pick_device
@@ -77,7 +78,7 @@ class StageResult:
 Build = Callable[[Any, torch.device], Stage]
 
 
-def run_stage(config: StageConfig, build: Build, watch: StageWatcher) -> StageResult:
+def run_stage(config: RunConfig, build: Build, watch: StageWatcher) -> StageResult:
     """Load and check everything, then learn in a run directory of its own."""
     settings = config.run
     refuse_taken(settings.dir, settings.overwrite)
@@ -92,7 +93,7 @@ def run_stage(config: StageConfig, build: Build, watch: StageWatcher) -> StageRe
             writer.close()
 
 
-def learn(config: StageConfig, stage: Stage, writer: RunWriter, watch: StageWatcher) -> StageResult:
+def learn(config: RunConfig, stage: Stage, writer: RunWriter, watch: StageWatcher) -> StageResult:
     """All steps, unless a signal says enough; what has been learnt by then is saved."""
     train = config.train
     steps = num_steps(stage.num_rows, train)
@@ -170,7 +171,7 @@ def _note_barren(step: int, barren: int, writer: RunWriter) -> None:
         )
 
 
-def save(run: Path, steps_done: int, stage: Stage, config: StageConfig) -> Path:
+def save(run: Path, steps_done: int, stage: Stage, config: RunConfig) -> Path:
     def write(folder: Path) -> None:
         stage.save(folder)
         state = {"schema": SCHEMA, "iterations_done": steps_done, "config": config.to_dict()}
