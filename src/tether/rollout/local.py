@@ -16,6 +16,7 @@ from tether.models.adapters import adapter_merged
 from tether.models.cache import SlotCache
 from tether.models.forward import read_on, read_prompts, trunk
 from tether.models.heads import tempered_logits
+from tether.models.packing import packed
 from tether.rollout.choose import choose_tokens
 from tether.rollout.episode import Done, Draw, Episode, Greedy, Observe
 from tether.types import FinishReason, Rollout
@@ -92,7 +93,7 @@ class LocalSampler:
     @torch.no_grad()
     def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
         rows = [Row(number, episode) for number, episode in enumerate(episodes)]
-        with adapter_merged(self.model):
+        with adapter_merged(self.model), packed(self.model):
             self._decode(rows, choice)
         return self._collate(rows)
 
