@@ -54,7 +54,7 @@ def main() -> None:
     print("\n".join(lines))
     if not args.no_write:
         document = ROOT / "docs" / "performance.md"
-        paste(document, "profile: made by `python -m bench.profile`", lines)
+        paste(document, "profile: made by `make profile`", lines)
 
 
 def arithmetic() -> tuple[Config, Roles]:
