@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-FinishReason = Literal["eos", "length"]
+FinishReason = Literal["eos", "stop", "length"]  # stop: the episode said so
 
 
 @dataclass(frozen=True)

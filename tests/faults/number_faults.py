@@ -92,22 +92,21 @@ def _rows(spoil: Spoil, rows: int) -> torch.Tensor:
 def _sampler_logits(spoil: Spoil) -> None:
     from tether.rollout import local
 
-    def put(log_probs: torch.Tensor, spoil: Spoil) -> torch.Tensor:
-        return torch.log_softmax(_row_of_logits(log_probs, spoil), dim=-1)
-
-    _wrap(local, "log_softmax", spoil, put)
+    _wrap(local, "tempered_logits", spoil, _row_of_logits)
 
 
 def _training_logits(spoil: Spoil) -> None:
     """Only where gradients flow: the forward pass of the update."""
     from tether.models import heads
 
-    def put(log_probs: torch.Tensor, spoil: Spoil) -> torch.Tensor:
-        if not torch.is_grad_enabled():
-            return log_probs
-        return torch.log_softmax(_row_of_logits(log_probs, spoil), dim=-1)
+    _count_iterations()
+    original = heads.tempered_logits
 
-    _wrap(heads, "log_softmax", spoil, put)
+    def spoiled(head: Callable, states: torch.Tensor, temperature: float) -> torch.Tensor:
+        logits = original(head, states, temperature)
+        return _row_of_logits(logits, spoil) if spoil.now() and states.requires_grad else logits
+
+    heads.tempered_logits = spoiled
 
 
 def _old_log_probs(spoil: Spoil) -> None:

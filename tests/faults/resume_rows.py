@@ -174,7 +174,7 @@ def r2_kills_in_save(bench: Bench, rounds: int, every: int = 1) -> Row:
     unfinished = [0]
 
     def attempt(number: int) -> str | None:
-        run, kill = bench.folder / f"r2-{number}", Signals((signal.SIGKILL,))
+        run, kill = bench.folder / f"r2-{number}", Signals(signal.SIGKILL)
         sabotage = AtCall(STEPS_OF_A_SAVE, calls[number], kill, inside=SAVE)
         if bench.train(run, sabotage=sabotage) != -signal.SIGKILL:
             return f"step {calls[number]} was never reached"
@@ -214,18 +214,19 @@ def r3_ten_kills(bench: Bench, tries: int) -> Row:
     return tally("R3", "ten kills in one run", each(tries, attempt))
 
 
-# Where a signal may fall: a function that runs then, and a call of it well inside the run.
+# Where a signal may fall: a function that runs then, a call of it well inside the run, and how
+# many calls later it falls in the next round.
 PLACES = {
-    "rollout": ("tether.rollout.local:choose_tokens", 31),
-    "scoring": ("tether.rewards.scorers:_Child.receive", 25),
-    "update": ("tether.train.optimizer:Optimizer.step", 9),
-    "save": ("tether.run.checkpoints:_sha256", 4),
-    "eval": ("tether.train.evaluate:score_responses", 3),
+    "rollout": ("tether.rollout.local:choose_tokens", 31, 7),
+    "scoring": ("tether.rewards.scorers:_Child.receive", 25, 7),
+    "update": ("tether.train.optimizer:Optimizer.step", 9, 7),
+    "save": ("tether.run.checkpoints:_sha256", 4, 7),
+    "eval": ("tether.train.evaluate:score_responses", 2, 1),  # two calls an evaluation
 }
 SENDINGS = {
-    "SIGTERM": ((signal.SIGTERM,), 143),
-    "SIGINT": ((signal.SIGINT,), 130),
-    "SIGINT twice": ((signal.SIGINT, signal.SIGINT), -signal.SIGINT),
+    "SIGTERM": (Signals(signal.SIGTERM), 143),
+    "SIGINT": (Signals(signal.SIGINT), 130),
+    "SIGINT twice": (Signals(signal.SIGINT, signal.SIGINT), -signal.SIGINT),
 }
 
 
@@ -234,16 +235,18 @@ def r4_signals(bench: Bench, rounds: int) -> Row:
 
     def attempt(number: int) -> str | None:
         turn, place, sending = cases[number]
-        (function, call), (numbers, expected_code) = PLACES[place], SENDINGS[sending]
+        (function, call, step), (signals, expected_code) = PLACES[place], SENDINGS[sending]
         run = bench.folder / f"r4-{number}"
-        sabotage = AtCall((function,), call + 7 * turn, Signals(numbers))
+        sabotage = AtCall((function,), call + step * turn, signals)
         case = f"{sending} in {place}"
         code = bench.train(run, sabotage=sabotage)
-        if code != expected_code:
+        # Where the last iteration was saved already there is no save for a second signal to end.
+        saved_before = signals.second is not None and code == 130
+        if code != expected_code and not saved_before:
             return f"{case}: exit code {code}, not {expected_code}"
         done = len(iterations_written(run, "metrics.jsonl"))
         saved = [int(path.name) for path in (run / "checkpoints").glob("0*")]
-        if len(numbers) == 1 and done not in saved:
+        if (signals.second is None or saved_before) and done not in saved:
             return f"{case}: {done} iterations done, but checkpoints {sorted(saved)}"
         problem = bench.go_on(run)
         if problem is None:
@@ -306,7 +309,7 @@ def _disk_fault(bench: Bench, run: Path, kind: str, chance: random.Random) -> st
 def stopped_run(bench: Bench, name: str) -> Path:
     """A run killed after 7 of 8 iterations: checkpoints 4 and 6 (and the best) are there."""
     run = bench.folder / name
-    kill = AtCall(("tether.train.loop:run_iteration",), 8, Signals((signal.SIGKILL,)))
+    kill = AtCall(("tether.train.loop:run_iteration",), 8, Signals(signal.SIGKILL))
     assert bench.train(run, sabotage=kill) == -signal.SIGKILL
     return run
 

@@ -17,6 +17,7 @@ from tether.rollout.episode import Done, Draw, Greedy, Observe, SingleTurn
 
 PROMPTS = [[5, 9, 200, 4], [1], [11, 12], [0, 0, 0, 0, 0, 21], [7, 7], [250]]
 MANY_EOS = tuple(range(0, 256, 8))  # so that rows end at different columns
+MANY_STOPS = tuple(range(4, 256, 8))  # where a turn ends and a tool speaks
 
 
 def same(a, b) -> bool:
@@ -153,10 +154,14 @@ class Tool:
 
     prompt_ids: list[int]
     observations: list[list[int]]
-    turns: list[list[int]] = field(default_factory=list)
+    turns: list[list[int]] = field(default_factory=lambda: [[]])
 
-    def answer(self, turn_ids: list[int]) -> Observe | Done:
-        self.turns.append(turn_ids)
+    def take(self, token: int) -> bool:
+        self.turns[-1].append(token)
+        return token in MANY_STOPS
+
+    def answer(self) -> Observe | Done:
+        self.turns.append([])
         return Observe(self.observations.pop(0)) if self.observations else Done()
 
 
@@ -165,15 +170,16 @@ def test_observed_tokens_are_read_but_not_sampled_and_the_policy_goes_on(tiny_mo
     tool = Tool([5, 9], [[101, 102, 103], [111]])
     plain = SingleTurn([11, 12, 13])
     rollout = sample(
-        tiny_model, [], limit=40, eos_ids=MANY_EOS, episodes=[tool, plain], choice=Draw(1, "t", 0)
+        tiny_model, [], limit=60, eos_ids=(), episodes=[tool, plain], choice=Draw(1, "t", 0)
     )
     ids, mask = response(rollout, 0), rollout.response_mask[0].tolist()
-    first, second, third = tool.turns
+    first, second, third, _ = tool.turns
     assert ids == [*first, 101, 102, 103, *second, 111, *third]
     observed = [False] * 3, [False]
     expected = [True] * len(first) + observed[0] + [True] * len(second) + observed[1]
     assert mask[: len(ids)] == expected + [True] * len(third)
-    assert all(turn[-1] in MANY_EOS for turn in tool.turns)
+    assert all(turn[-1] in MANY_STOPS for turn in (first, second, third))
+    assert rollout.finish_reasons == ("stop", "length")
 
     scored = slow_log_probs(tiny_model, [5, 9], ids)
     scored = torch.where(rollout.response_mask[0, : len(ids)], scored, 0.0)
@@ -194,7 +200,9 @@ def test_the_other_rows_of_a_batch_do_not_notice_a_tool(tiny_model):
 def test_tool_output_that_fills_the_response_truncates_it(tiny_model):
     """Trap 4: and nothing of it is marked as sampled."""
     tool = Tool([5, 9], [list(range(100, 160))])
-    rollout = sample(tiny_model, [], limit=20, eos_ids=tuple(range(256)), episodes=[tool])
+    rollout = sample(tiny_model, [], limit=20, episodes=[tool], choice=Draw(1, "t", 0))
+    said = len(tool.turns[0])
+    assert 0 < said < 20
     assert rollout.finish_reasons == ("length",)
-    assert response(rollout, 0)[1:] == list(range(100, 119))
-    assert rollout.response_mask[0].tolist() == [True] + [False] * 19
+    assert response(rollout, 0)[said:] == list(range(100, 120 - said))
+    assert rollout.response_mask[0].tolist() == [True] * said + [False] * (20 - said)

@@ -101,7 +101,7 @@ class Display(Watcher):
             reached = "" if self.score is None else f" at a score of {self.score:.3f}"
             self._say(f"stopped by {result.interrupted.name} after {done}{reached}; all saved.")
             self._say(f"Go on:     tether resume {result.run}")
-        if result.after is not None and result.iterations_done:
+        if result.before is not None and result.after is not None and result.iterations_done:
             self.console.print()
             self.console.print(results_table(result.before, result.after), markup=False)
             self.console.print()

@@ -118,8 +118,8 @@ def tell_samples(p: Sequence[float], q: Sequence[float], samples: int, seed: int
 
 def _draw(p: Sequence[float], samples: int, seed: int) -> Tensor:
     u = uniform(seed, "kl", np.arange(samples))
-    log_p = _log(p)
-    return torch.cat([inverse_cdf(log_p.expand(len(part), -1), part) for part in u.split(CHUNK)])
+    weights = torch.tensor(p, dtype=torch.float64)
+    return torch.cat([inverse_cdf(weights.expand(len(part), -1), part) for part in u.split(CHUNK)])
 
 
 def _log(p: Sequence[float]) -> Float[Tensor, " outcomes"]:

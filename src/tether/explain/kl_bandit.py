@@ -95,7 +95,7 @@ class _Batch:
 def _sample(cell: Cell, logits: Tensor, critic: Tensor, iteration: int) -> _Batch:
     log_probs = torch.log_softmax(logits, dim=-1)
     u = uniform(0, "bandit", iteration, np.arange(len(BANDIT)))
-    arms = inverse_cdf(log_probs[BANDIT], u)[:, None]
+    arms = inverse_cdf(log_probs[BANDIT].exp(), u)[:, None]
     old, ref = log_probs[BANDIT].gather(1, arms), REFERENCE.log()[arms]
     rewards = place_scores(ARM_REWARDS[BANDIT].gather(1, arms).squeeze(1), MASK)
     if cell.place == "reward":

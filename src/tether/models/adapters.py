@@ -56,6 +56,26 @@ def adapter_off(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
+@contextmanager
+def adapter_merged(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the model reads as one without adapter whose weights already have B A in them.
+
+    The base weights are set aside and come back as they were: nothing is added and subtracted.
+    """
+    layers = list(_layers(model))
+    bases = [layer.get_base_layer().weight for layer in layers]
+    aside = [weight.data for weight in bases]
+    for layer, weight in zip(layers, bases, strict=True):
+        delta = layer.get_delta_weight(NAME)
+        weight.data = (weight.data + delta).to(weight.dtype)
+    try:
+        with adapter_off(model):
+            yield
+    finally:
+        for weight, data in zip(bases, aside, strict=True):
+            weight.data = data
+
+
 def merge_adapter(model: PreTrainedModel) -> None:
     """Add B A to the weights beside it and take the adapter out: a plain model is left."""
     for parent in list(model.modules()):

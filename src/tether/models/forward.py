@@ -1,19 +1,19 @@
 """The only place where a network is called, and where positions are shifted by one.
 
-Training forwards read right-padded `Sequences` and need no attention mask. Decoding reads
-left-padded prompts with one, and goes on from a key-value cache.
+Training forwards read right-padded `Sequences` and need no attention mask. The sampler's forwards
+read prompts into a key-value cache and go on from it, whatever number of tokens comes next.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tether.models.cache import SlotCache
 from tether.types import Sequences
 
 
@@ -67,44 +67,99 @@ def _recomputing(trunk: nn.Module) -> Iterator[None]:
             layer.training = False
 
 
-@dataclass
-class Decoding:
-    """Rows under way in the sampler: their cache and which of its columns are real tokens."""
-
-    cache: Cache
-    mask: Bool[Tensor, "rows seen"]
-
-    def keep(self, rows: Int[Tensor, " some"]) -> None:
-        self.cache.batch_select_indices(rows)
-        self.mask = self.mask[rows]
-
-
-def begin_decoding(
+@torch.no_grad()
+def read_prompts(
     trunk: nn.Module,
-    prompt_ids: Int[Tensor, "rows prompt"],
-    prompt_mask: Bool[Tensor, "rows prompt"],
-) -> tuple[Decoding, Float[Tensor, "rows width"]]:
-    """Read left-padded prompts; the state after the last prompt token of each."""
-    positions = (prompt_mask.cumsum(dim=1) - 1).clamp(min=0)
-    output = trunk(
-        input_ids=prompt_ids,
-        attention_mask=prompt_mask.long(),
-        position_ids=positions,
-        use_cache=True,
-    )
-    return Decoding(output.past_key_values, prompt_mask), output.last_hidden_state[:, -1]
+    cache: SlotCache,
+    ids: Int[Tensor, "prompts length"],
+    lengths: Sequence[int],
+    slots: Sequence[Sequence[int]],
+) -> Float[Tensor, "prompts width"]:
+    """Read right-padded prompts into the cache, each once, whichever number of slots it is for;
+    the state after the last token of each."""
+    cache.begin(slots, lengths, ids.shape[1])
+    hidden = trunk(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+    return _last(hidden, lengths)
 
 
-def decode_next(
-    trunk: nn.Module, decoding: Decoding, tokens: Int[Tensor, " rows"]
+@torch.no_grad()
+def read_on(
+    trunk: nn.Module,
+    cache: SlotCache,
+    ids: Int[Tensor, "rows length"],
+    lengths: Sequence[int],
+    slots: Sequence[Sequence[int]],
 ) -> Float[Tensor, "rows width"]:
-    """Read one more token a row; the state after it."""
-    decoding.mask = torch.cat([decoding.mask, decoding.mask.new_ones(len(tokens), 1)], dim=1)
-    output = trunk(
-        input_ids=tokens[:, None],
-        attention_mask=decoding.mask.long(),
-        position_ids=decoding.mask.sum(dim=1, keepdim=True) - 1,
-        past_key_values=decoding.cache,
-        use_cache=True,
+    """Read more tokens of rows that the cache holds; the state after the last of each."""
+    positions, allowed = cache.go_on(slots, lengths, ids.shape[1])
+    float_type = next(trunk.parameters()).dtype
+    mask = torch.zeros(allowed.shape, dtype=float_type, device=ids.device)
+    with grouped_attention(trunk):
+        hidden = trunk(
+            input_ids=ids,
+            attention_mask=mask.masked_fill_(~allowed, -torch.inf),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+    return _last(hidden, lengths)
+
+
+def _last(
+    hidden: Float[Tensor, "rows length width"], lengths: Sequence[int]
+) -> Float[Tensor, "rows width"]:
+    last = torch.tensor(lengths, device=hidden.device) - 1
+    return hidden[torch.arange(len(last), device=hidden.device), last]
+
+
+@contextmanager
+def grouped_attention(trunk: nn.Module) -> Iterator[None]:
+    """Inside, one new token a row attends without a copy of the keys for each query head."""
+    config = trunk.config
+    usual = config._attn_implementation
+    if usual == "sdpa":
+        config._attn_implementation = GROUPED
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
+
+
+def _grouped_attention(
+    module: nn.Module,
+    query: Float[Tensor, "rows heads length width"],
+    key: Float[Tensor, "rows groups columns width"],
+    value: Float[Tensor, "rows groups columns width"],
+    attention_mask: Float[Tensor, "rows 1 length columns"],
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **ignored: object,
+) -> tuple[Float[Tensor, "rows length heads width"], None]:
+    """The query heads that share a key head stand in for the length, if that is 1: they attend to
+    the same keys under the same mask."""
+    rows, heads, length, width = query.shape
+    groups = key.shape[1]
+    if sliding_window is not None and key.shape[2] > sliding_window:
+        attention_mask = _within(sliding_window, attention_mask)
+    if length == 1:
+        query = query.view(rows, groups, heads // groups, width)
+    elif groups < heads:
+        key = key.repeat_interleave(heads // groups, dim=1)
+        value = value.repeat_interleave(heads // groups, dim=1)
+    found = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling
     )
-    return output.last_hidden_state[:, -1]
+    return found.reshape(rows, heads, length, -1).transpose(1, 2), None
+
+
+def _within(
+    window: int, mask: Float[Tensor, "rows 1 length columns"]
+) -> Float[Tensor, "rows 1 length columns"]:
+    """Of what a token may attend to, the last `window` columns alone."""
+    last = (mask == 0).sum(dim=-1, keepdim=True) - 1
+    columns = torch.arange(mask.shape[-1], device=mask.device)
+    return mask.masked_fill(columns <= last - window, -torch.inf)
+
+
+GROUPED = "tether_grouped"
+AttentionInterface.register(GROUPED, _grouped_attention)

@@ -1,4 +1,4 @@
-"""Choosing a token from log-probs, without any generator state."""
+"""Choosing a token from logits, without any generator state."""
 
 import numpy as np
 import torch
@@ -8,31 +8,53 @@ from torch import Tensor
 from tether.algo.random import uniform
 from tether.rollout.episode import Draw, Greedy
 
+BLOCK = 256  # tokens summed together before the cumulative sum
+
 
 def choose_tokens(
-    log_probs: Float[Tensor, "rows vocabulary"],
+    logits: Float[Tensor, "rows vocabulary"],
     choice: Draw | Greedy,
     rows: np.ndarray,
     columns: np.ndarray,
-) -> Int[Tensor, " rows"]:
-    """One token a row; `rows` and `columns` are its place in the whole rollout batch."""
+) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
+    """One token a row and its log-prob; `rows` and `columns` are its place in the rollout batch."""
+    top = logits.amax(dim=-1, keepdim=True)
+    weights = (logits - top).exp_()
     match choice:
         case Greedy():
-            return log_probs.argmax(dim=-1)
+            tokens = logits.argmax(dim=-1)
         case Draw(seed, purpose, iteration):
-            u = uniform(seed, purpose, iteration, rows, columns).to(log_probs.device)
-            return inverse_cdf(log_probs, u)
+            u = uniform(seed, purpose, iteration, rows, columns).to(logits.device)
+            tokens = inverse_cdf(weights, u)
+    chosen = (logits - top).gather(1, tokens[:, None]).squeeze(1)
+    return tokens, chosen - weights.sum(dim=-1).log()
 
 
 def inverse_cdf(
-    log_probs: Float[Tensor, "rows vocabulary"], u: Float[Tensor, " rows"]
+    weights: Float[Tensor, "rows vocabulary"], u: Float[Tensor, " rows"]
 ) -> Int[Tensor, " rows"]:
-    """The first token whose cumulative probability exceeds u; float64, as a float32 sum over a
-    large vocabulary loses the tail."""
-    cumulative = log_probs.double().exp().cumsum(dim=-1)
-    # Scaled by the total, u stays below the last cumulative value whatever the rounding; since a
-    # token of probability 0 does not raise the sum, it is never the first to exceed u.
-    target = u[:, None] * cumulative[:, -1:]
-    place = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    """The first token whose cumulative share of the row's weights exceeds u.
+
+    The cumulative sum is float64, as in float32 it would lose the tail of a large vocabulary: over
+    blocks first, then within the block that u falls into.
+    """
+    rows, vocabulary = weights.shape
+    padded = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    until = padded.sum(dim=-1).double().cumsum(dim=-1)  # the end of each block
+    target = u[:, None] * until[:, -1:]
+    block = _first_above(until, target)
+    begins = torch.where(block > 0, until.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = padded[torch.arange(rows, device=block.device), block[:, 0]].double().cumsum(dim=-1)
+    # Blocks are summed in another order than cells: the last cell of weight keeps what is over.
+    below_end = torch.nextafter(inside[:, -1:], torch.zeros_like(target))
+    cell = _first_above(inside, torch.minimum(target - begins, below_end))
     # A NaN has no place; any id will do, as its log-prob tells that the row cannot be used.
-    return place.clamp(max=log_probs.shape[1] - 1)
+    return (block * BLOCK + cell).squeeze(1).clamp(max=vocabulary - 1)
+
+
+def _first_above(
+    ascending: Float[Tensor, "rows cells"], target: Float[Tensor, "rows 1"]
+) -> Int[Tensor, "rows 1"]:
+    """A cell of weight 0 does not raise the sum, so it is never the first above."""
+    place = torch.searchsorted(ascending, target, right=True)
+    return place.clamp(max=ascending.shape[1] - 1)

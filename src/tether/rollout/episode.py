@@ -22,8 +22,12 @@ class Done:
 class Episode(Protocol):
     prompt_ids: list[int]
 
-    def answer(self, turn_ids: list[int]) -> Observe | Done:
-        """Called when the policy stops, with the tokens it sampled since it last began."""
+    def take(self, token: int) -> bool:
+        """Read one sampled token, in order; True = the policy's turn ends with it."""
+        ...
+
+    def answer(self) -> Observe | Done:
+        """What follows the turn that just ended. An end-of-sequence token ends the episode unasked."""
         ...
 
 
@@ -33,7 +37,10 @@ class SingleTurn:
 
     prompt_ids: list[int]
 
-    def answer(self, turn_ids: list[int]) -> Observe | Done:
+    def take(self, token: int) -> bool:
+        return False
+
+    def answer(self) -> Observe | Done:
         return Done()
 
 

@@ -1,67 +1,88 @@
-"""The sampler of this process: batched decoding with a key-value cache."""
+"""The sampler of this process: rows that end make room for rows that wait."""
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.data.collate import length_mask, pad_left, pad_right
-from tether.models.forward import begin_decoding, decode_next, trunk
-from tether.models.heads import log_softmax
+from tether.data.collate import pad_left, pad_right
+from tether.models.adapters import adapter_merged
+from tether.models.cache import SlotCache
+from tether.models.forward import read_on, read_prompts, trunk
+from tether.models.heads import tempered_logits
 from tether.rollout.choose import choose_tokens
 from tether.rollout.episode import Done, Draw, Episode, Greedy, Observe
 from tether.types import FinishReason, Rollout
+
+PREFILL_TOKENS = 2048  # padded tokens of prompts that are read at once
+WORTH_READING = 8  # waiting rows are let in when one slot in so many is free
 
 
 @dataclass
 class Row:
     """One episode under way."""
 
+    number: int
     episode: Episode
     ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    unread: list[int] = field(default_factory=list)  # observed tokens still to be fed
-    turn_start: int = 0
+    token: int = 0  # sampled last
+    unread: list[int] = field(default_factory=list)  # what the environment said after it
+    turn_over: bool = False
     finish: FinishReason | None = None
 
-    def append(self, token: int, log_prob: float, eos_ids: frozenset[int], limit: int) -> None:
-        """Take the sampled token, or the next observed one in its place."""
-        if self.unread:
-            self._push(self.unread.pop(0), sampled=False, log_prob=0.0)
-            if not self.unread:
-                self.turn_start = len(self.ids)
-        else:
-            self._push(token, sampled=True, log_prob=log_prob)
-            if token in eos_ids:
-                self._stop()
-        if self.finish is None and len(self.ids) >= limit:
+    def take(self, token: int, log_prob: float, eos_ids: frozenset[int], limit: int) -> None:
+        """Append a sampled token."""
+        self.ids.append(token)
+        self.sampled.append(True)
+        self.log_probs.append(log_prob)
+        self.token = token
+        self.turn_over = self.episode.take(token)
+        if token in eos_ids:
+            self.finish = "eos"
+        elif len(self.ids) >= limit and not self.turn_over:
             self.finish = "length"
 
-    def _push(self, token: int, sampled: bool, log_prob: float) -> None:
-        self.ids.append(token)
-        self.sampled.append(sampled)
-        self.log_probs.append(log_prob)
-
-    def _stop(self) -> None:
-        match self.episode.answer(self.ids[self.turn_start :]):
-            case Observe(ids):
-                self.unread = list(ids)
-                self.turn_start = len(self.ids)
+    def hear(self, answer: Observe | Done, limit: int) -> None:
+        """Append what the environment says after a turn, or end; what does not fit is cut."""
+        self.turn_over = False
+        match answer:
             case Done():
-                self.finish = "eos"
+                self.finish = "stop"
+            case Observe(ids):
+                self.unread = list(ids)[: limit - len(self.ids)]
+                self.ids += self.unread
+                self.sampled += [False] * len(self.unread)
+                self.log_probs += [0.0] * len(self.unread)
+                if len(self.ids) >= limit:
+                    self.finish = "length"
 
 
 class LocalSampler:
-    """Decodes all rows together; a row leaves when it ends. Depends on token counts only."""
+    """Continuous batching over a cache of fixed size.
+
+    Which rows run together depends on token counts only, and each token on its own key, so a run
+    can be repeated bit for bit.
+    """
 
     def __init__(
-        self, eos_ids: frozenset[int], max_response_tokens: int, temperature: float
+        self,
+        eos_ids: frozenset[int],
+        max_response_tokens: int,
+        temperature: float,
+        cache_tokens: int = 16_384,
     ) -> None:
         self.eos_ids = eos_ids
         self.max_response_tokens = max_response_tokens
         self.temperature = temperature
+        self.cache_tokens = cache_tokens
 
     def sync(self, weights: PreTrainedModel, version: int) -> None:
         # In one process the sampler reads the actor's own weights: there is nothing to copy.
@@ -70,34 +91,54 @@ class LocalSampler:
 
     @torch.no_grad()
     def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
-        rows = [Row(episode) for episode in episodes]
-        self._decode(rows, choice)
+        rows = [Row(number, episode) for number, episode in enumerate(episodes)]
+        with adapter_merged(self.model):
+            self._decode(rows, choice)
         return self._collate(rows)
 
     def _decode(self, rows: list[Row], choice: Draw | Greedy) -> None:
-        device = self.model.device
-        network, head = trunk(self.model), self.model.get_output_embeddings()
-        prompt_ids = pad_left([row.episode.prompt_ids for row in rows]).to(device)
-        lengths = torch.tensor([len(row.episode.prompt_ids) for row in rows], device=device)
-        prompt_mask = length_mask(lengths, prompt_ids.shape[1]).flip(1)
+        network = trunk(self.model)
+        cache = self._make_cache(rows)
+        waiting = deque(_alike(rows, len(cache.lengths)))
+        live: list[Row] = []  # live[i] is in slot i
+        states: Float[Tensor, "live width"] | None = None
+        while waiting or live:
+            let_in = _let_in(waiting, len(cache.lengths) - len(live), len(cache.lengths))
+            if let_in:
+                fresh = _read_prompts(network, cache, let_in, first_slot=len(live))
+                states = torch.cat([states, fresh]) if live else fresh
+                live += [row for group in let_in for row in group]
+            self._take_tokens(live, states, choice)
+            self._answer_turns(live)
 
-        live = np.arange(len(rows))  # which rows the batch in the cache holds
-        decoding, states = begin_decoding(network, prompt_ids, prompt_mask)
-        while len(live):
-            log_probs = log_softmax(head, states, self.temperature)
-            columns = np.array([len(rows[i].ids) for i in live])
-            tokens = choose_tokens(log_probs, choice, live, columns)
-            chosen = log_probs.gather(1, tokens[:, None]).squeeze(1)
-            for i, token, log_prob in zip(live, tokens.tolist(), chosen.tolist(), strict=True):
-                rows[i].append(token, log_prob, self.eos_ids, self.max_response_tokens)
+            going = [slot for slot, row in enumerate(live) if row.finish is None]
+            live = [live[slot] for slot in cache.keep(going)]
+            if live:
+                states = _read_sampled(network, cache, live)
 
-            going = np.array([rows[i].finish is None for i in live])
-            if not going.all():
-                live = live[going]
-                decoding.keep(torch.from_numpy(np.flatnonzero(going)).to(device))
-            if len(live):
-                fed = torch.tensor([rows[i].ids[-1] for i in live], device=device)
-                states = decode_next(network, decoding, fed)
+    def _take_tokens(
+        self, live: list[Row], states: Float[Tensor, "live width"], choice: Draw | Greedy
+    ) -> None:
+        """Each row samples one token from the state before it."""
+        logits = tempered_logits(self.model.get_output_embeddings(), states, self.temperature)
+        numbers = np.array([row.number for row in live])
+        columns = np.array([len(row.ids) for row in live])
+        tokens, log_probs = choose_tokens(logits, choice, numbers, columns)
+        for row, token, log_prob in zip(live, tokens.tolist(), log_probs.tolist(), strict=True):
+            row.take(token, log_prob, self.eos_ids, self.max_response_tokens)
+
+    def _answer_turns(self, live: list[Row]) -> None:
+        """Where the policy's turn is over the environment speaks, in the order of the rows."""
+        over = [row for row in live if row.turn_over and row.finish is None]
+        for row in sorted(over, key=lambda row: row.number):
+            row.hear(row.episode.answer(), self.max_response_tokens)
+
+    def _make_cache(self, rows: list[Row]) -> SlotCache:
+        config = self.model.config
+        longest = max(len(row.episode.prompt_ids) for row in rows)
+        capacity = longest + self.max_response_tokens
+        slots = max(1, min(len(rows), self.cache_tokens // capacity))
+        return SlotCache(config.num_hidden_layers, slots, capacity, self.model.device)
 
     def _collate(self, rows: list[Row]) -> Rollout:
         device = self.model.device
@@ -112,3 +153,82 @@ class LocalSampler:
             rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
             finish_reasons=tuple(row.finish for row in rows),
         )
+
+
+def _alike(rows: list[Row], slots: int) -> list[list[Row]]:
+    """Neighbours of one prompt in groups that are read once, none larger than the cache."""
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.episode.prompt_ids)]
+    return [group[i : i + slots] for group in groups for i in range(0, len(group), slots)]
+
+
+def _let_in(waiting: deque[list[Row]], free: int, slots: int) -> list[list[Row]]:
+    """The groups that come next, as many as fit, once enough slots are free to be worth it."""
+    let_in: list[list[Row]] = []
+    if free * WORTH_READING < slots:
+        return let_in
+    while waiting and len(waiting[0]) <= free:
+        let_in.append(waiting.popleft())
+        free -= len(let_in[-1])
+    return let_in
+
+
+def _read_prompts(
+    network: torch.nn.Module, cache: SlotCache, groups: list[list[Row]], first_slot: int
+) -> Float[Tensor, "rows width"]:
+    """Each group's prompt once, in batches of a token budget; the state after it for every row."""
+    slots, prompts, after = [], [group[0].episode.prompt_ids for group in groups], first_slot
+    for group in groups:
+        slots.append(range(after, after + len(group)))
+        after += len(group)
+    states: list[Tensor | None] = [None] * len(groups)
+    for batch in _budgeted([len(ids) for ids in prompts]):
+        found = _read(network, cache, [prompts[i] for i in batch], [slots[i] for i in batch])
+        for i, state in zip(batch, found, strict=True):
+            states[i] = state.expand(len(groups[i]), -1)
+    return torch.cat(states)
+
+
+def _budgeted(lengths: Sequence[int]) -> list[list[int]]:
+    """Numbers of prompts of like length, in batches of at most PREFILL_TOKENS padded tokens."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if not batches or lengths[i] * (len(batches[-1]) + 1) > PREFILL_TOKENS:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
+def _read(
+    network: torch.nn.Module,
+    cache: SlotCache,
+    prompts: list[list[int]],
+    slots: list[range],
+) -> Float[Tensor, "prompts width"]:
+    """Prompts into the cache; one that is longer than the budget goes in piece by piece."""
+    device = cache.device
+    heads = [ids[:PREFILL_TOKENS] for ids in prompts]
+    ids = pad_right(heads, torch.long).to(device)
+    states = read_prompts(network, cache, ids, [len(head) for head in heads], slots)
+    for start in range(PREFILL_TOKENS, len(prompts[0]), PREFILL_TOKENS):  # it is alone, then
+        piece = prompts[0][start : start + PREFILL_TOKENS]
+        ids = torch.tensor([piece], device=device)
+        states = read_on(network, cache, ids, [len(piece)], slots)
+    return states
+
+
+def _read_sampled(
+    network: torch.nn.Module, cache: SlotCache, live: list[Row]
+) -> Float[Tensor, "live width"]:
+    """The token that each row sampled, and then what the environment added to some."""
+    device = cache.device
+    tokens = torch.tensor([[row.token] for row in live], device=device)
+    states = read_on(network, cache, tokens, [1] * len(live), [(i,) for i in range(len(live))])
+    heard = [i for i, row in enumerate(live) if row.unread]
+    if heard:
+        pieces = [live[i].unread for i in heard]
+        ids = pad_right(pieces, torch.long).to(device)
+        lengths = [len(piece) for piece in pieces]
+        states[heard] = read_on(network, cache, ids, lengths, [(i,) for i in heard])
+        for i in heard:
+            live[i].unread = []
+    return states

@@ -1,0 +1,129 @@
+"""The sampler's key-value cache: allocated once, rows side by side, nothing concatenated.
+
+Live rows stand in slots 0, 1, …; the tokens of each begin at column 0, and `lengths` says how far
+they go. So a step reads a view of the first slots and columns, and a row that leaves costs one
+move: the last live row takes its slot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import Cache
+
+Keys = Float[Tensor, "rows heads tokens width"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which tokens the network is reading, and where their keys and values belong."""
+
+    sources: Int[Tensor, " slots"]  # for each slot written, its row of the batch being read
+    slots: Int[Tensor, " slots"]
+    columns: Int[Tensor, "slots tokens"]
+    seen: tuple[slice | Int[Tensor, " rows"], int] | None  # slots and columns attended to; None =
+    # the tokens are the first of their rows and attend to each other alone
+
+
+class SlotCache(Cache):
+    """Keys and values of `slots` rows of at most `capacity` tokens, for every layer."""
+
+    def __init__(self, layers: int, slots: int, capacity: int, device: torch.device) -> None:
+        super().__init__(layers=[])
+        self.shape = layers, slots, capacity + 1  # the last column takes what padding writes
+        self.spare = capacity
+        self.device = device
+        self.lengths = [0] * slots
+        self.keys: Float[Tensor, "layers slots heads columns width"] | None = None
+        self.values: Float[Tensor, "layers slots heads columns width"] | None = None
+
+    def begin(self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int) -> None:
+        """The next forward reads the first tokens of new rows; batch row i is for all slots[i]."""
+        sources = [i for i, copies in enumerate(slots) for _ in copies]
+        places = [slot for copies in slots for slot in copies]
+        for source, slot in zip(sources, places, strict=True):
+            self.lengths[slot] = lengths[source]
+        self.reading = Reading(
+            sources=self._tensor(sources),
+            slots=self._tensor(places),
+            columns=torch.arange(width, device=self.device).expand(len(places), -1),
+            seen=None,
+        )
+
+    def go_on(
+        self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int
+    ) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows 1 tokens columns"]]:
+        """The next forward reads `lengths[i]` more tokens into slots[i], which are all alike.
+
+        The position of each token, and what it may attend to.
+        """
+        first = [copies[0] for copies in slots]
+        start = self._tensor([self.lengths[slot] for slot in first])[:, None]
+        steps = torch.arange(width, device=self.device)
+        real = steps < self._tensor(lengths)[:, None]
+        columns = torch.where(real, start + steps, self.spare)
+        for copies, length in zip(slots, lengths, strict=True):
+            for slot in copies:
+                self.lengths[slot] += length
+        seen = max(self.lengths[slot] for slot in first)
+        sources = self._tensor([i for i, copies in enumerate(slots) for _ in copies])
+        in_order = first == list(range(len(first)))
+        self.reading = Reading(
+            sources=sources,
+            slots=self._tensor([slot for copies in slots for slot in copies]),
+            columns=columns[sources],
+            seen=(slice(0, len(first)) if in_order else self._tensor(first), seen),
+        )
+        allowed = torch.arange(seen, device=self.device) <= columns[:, :, None]
+        return columns.clamp(max=self.spare - 1), allowed[:, None]
+
+    def keep(self, slots: Sequence[int]) -> list[int]:
+        """Close the gaps that the other rows leave; which old slot each new one holds."""
+        order = list(range(len(slots)))
+        gaps = sorted(set(order) - set(slots))
+        movers = [slot for slot in slots if slot >= len(slots)]
+        for gap, mover in zip(gaps, movers, strict=True):
+            order[gap] = mover
+            self.lengths[gap] = self.lengths[mover]
+        if movers and self.keys is not None:
+            width = max(self.lengths[gap] for gap in gaps)
+            to, of = self._tensor(gaps), self._tensor(movers)
+            for store in (self.keys, self.values):
+                store[:, to, :, :width] = store[:, of, :, :width]
+        return order
+
+    # What a network of transformers asks of its cache.
+
+    def update(
+        self, keys: Keys, values: Keys, layer: int, *unused: object, **ignored: object
+    ) -> tuple[Tensor, Tensor]:
+        if self.keys is None:
+            self.keys, self.values = self._allocate(keys), self._allocate(values)
+        reading, found = self.reading, []
+        for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            cells = new.transpose(1, 2)[reading.sources]
+            store.transpose(1, 2)[reading.slots[:, None], reading.columns] = cells
+            if reading.seen is not None:
+                slots, columns = reading.seen
+                new = store[slots, :, :columns]
+            found.append(new)
+        return found[0], found[1]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return 0  # asked only when a row's first tokens are read
+
+    def get_query_offset(self, layer: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+    def _allocate(self, new: Keys) -> Float[Tensor, "layers slots heads columns width"]:
+        layers, slots, columns = self.shape
+        # Zeros, as a cell never written is masked by adding -inf, and NaN + -inf is NaN.
+        return new.new_zeros(layers, slots, new.shape[1], columns, new.shape[3])
+
+    def _tensor(self, numbers: Sequence[int]) -> Int[Tensor, " numbers"]:
+        return torch.tensor(numbers, device=self.device)
