@@ -6,7 +6,7 @@ import torch
 
 from bench.protocol import Job, Result, read_job, timed, write_result
 from tether.models.loading import load_causal_lm
-from tether.rollout.episode import Done, Draw, Observe, SingleTurn
+from tether.rollout.episode import Done, Draw, Observe
 from tether.rollout.local import LocalSampler
 
 
@@ -22,16 +22,8 @@ class Limited:
         self.taken += 1
         return self.taken >= self.limit
 
-    def answer(self, turn_ids: list[int]) -> Observe | Done:
+    def answer(self) -> Observe | Done:
         return Done()
-
-
-class AskedEachToken(Limited):
-    """The same for a sampler that asks an episode only at an EOS: every id is one, and all but
-    the last are answered with nothing."""
-
-    def answer(self, turn_ids: list[int]) -> Observe | Done:
-        return Done() if self.take(turn_ids[-1]) else Observe([])
 
 
 def main() -> None:
@@ -42,15 +34,12 @@ def main() -> None:
 
 def run(job: Job) -> Result:
     model = load_causal_lm(job["model"], "float32", torch.device("cpu"))
-    asks_by_token = hasattr(SingleTurn, "take")
-    eos_ids = frozenset() if asks_by_token else frozenset(range(model.config.vocab_size))
-    episode = Limited if asks_by_token else AskedEachToken
-    sampler = LocalSampler(eos_ids, max(job["lengths"]), temperature=1.0)
+    sampler = LocalSampler(frozenset(), max(job["lengths"]), temperature=1.0)
     sampler.sync(model, 0)
 
     def work() -> int:
         rows = zip(job["prompts"], job["lengths"], strict=True)
-        rollout = sampler.run([episode(ids, limit) for ids, limit in rows], Draw(0, "bench", 0))
+        rollout = sampler.run([Limited(ids, limit) for ids, limit in rows], Draw(0, "bench", 0))
         if rollout.response_lengths.tolist() != job["lengths"]:
             raise ValueError("the rows did not get the lengths that the job asks for")
         return int(rollout.response_lengths.sum())
