@@ -34,13 +34,15 @@ def main() -> None:
         for block in wanted:
             (CACHE / "results" / f"{block.name}.json").unlink(missing_ok=True)
     shutil.rmtree(CACHE / "scratch", ignore_errors=True)
-    for block in wanted:
-        measure(block, args.repeats)
-    measured = [(block, Turns(block)) for block in chosen]  # with what earlier runs have left
+    fresh = {block.name: measure(block, args.repeats) for block in wanted}
+    # The rest is what earlier runs have left.
+    measured = [(block, fresh.get(block.name) or Turns(block)) for block in chosen]
     lines = report(measured)
     print("\n".join(lines))
     if not all(turns.complete for _, turns in measured):
         print("Not everything is measured yet, so the document stays as it was.")
+    elif len({turns.made_by for _, turns in measured}) > 1:
+        print("The sources changed meanwhile, so the document stays as it was.")
     elif not args.no_write:
         paste(DOCUMENT, "bench: made by `make bench`", lines)
 
