@@ -33,20 +33,19 @@ def bare_forward(job: Job) -> Result:
 
 @torch.no_grad()
 def gemm(job: Job) -> Result:
-    """Float32 matrix products; `tokens` are floating-point operations here."""
+    """Seconds of one float32 matrix product; `tokens` are its floating-point operations."""
     rows, width, hidden = GEMM
     a, b = torch.randn(rows, width), torch.randn(hidden, width)
 
-    def work() -> int:
+    def seconds_of_one() -> float:
         done, began = 0, time.perf_counter()
         while time.perf_counter() - began < GEMM_SECONDS:
             torch.nn.functional.linear(a, b)
-            done += 2 * rows * width * hidden
-        return done
+            done += 1
+        return (time.perf_counter() - began) / done
 
-    # The number of products differs from repeat to repeat, so each repeat is its own rate.
-    rates = [work() / GEMM_SECONDS for _ in range(job["repeats"] + 1)][1:]
-    return {"seconds": [1 / rate for rate in rates], "tokens": 1}
+    seconds = [seconds_of_one() for _ in range(job["repeats"] + 1)]
+    return {"warm_up": seconds[0], "seconds": seconds[1:], "tokens": 2 * rows * width * hidden}
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def _cells(found: Figure | None, unit: str) -> list[str]:
 
 
 def gemm_lines(found: Figure, title: str) -> list[str]:
-    return [f"{title}: {1 / found.seconds / 1e9:.0f} GFLOP/s", ""]
+    return [f"{title}: {found.rate / 1e9:.0f} GFLOP/s", ""]
 
 
 def summary(measured: list[tuple[Block, Turns]]) -> list[str]:

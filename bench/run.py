@@ -50,7 +50,7 @@ def main() -> None:
 def report(measured: list[tuple[Block, Turns]]) -> list[str]:
     found = {block.name: figures(turns) for block, turns in measured}
     gemm = found.get("limits", {}).get("GEMM")
-    rate = None if gemm is None else 1 / gemm.seconds
+    rate = None if gemm is None else gemm.rate
     lines = [*summary(measured), ""]
     for block, turns in measured:
         if not any(turns.results.values()):

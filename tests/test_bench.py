@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench import blocks, profile, report, rounds
+from bench import blocks, limits, profile, report, rounds
 from bench.blocks import Block, Check, Side
 from bench.environments import NotThere, python_of
 from bench.floor import ppo_operations, weights
@@ -80,6 +80,19 @@ def test_the_step_is_given_the_prompts_of_the_job(tiny, tmp_path):
     assert sorted(roles.train_prompts.take(0, 4, config.seed, shuffle=True).ids) == sorted(ids)
     assert config.actor.epochs == 4
     assert config.actor.minibatch_rows == 4
+
+
+def test_the_matrix_product_is_counted_with_two_operations_a_weight_and_row(monkeypatch):
+    monkeypatch.setattr(limits, "GEMM", (2, 3, 5))
+    monkeypatch.setattr(limits, "GEMM_SECONDS", 0.01)
+    result = limits.gemm({"repeats": 2})
+    assert result["tokens"] == 2 * (2 * 3 * 5)
+    assert all(0 < seconds < 0.01 for seconds in result["seconds"])
+
+
+def test_the_bare_forward_counts_one_token_a_row_and_step(tiny):
+    job = {"model": str(tiny), "prompts": prompts(5, 4, vocabulary=512), "steps": 3, "repeats": 1}
+    assert limits.bare_forward(job)["tokens"] == 15
 
 
 def test_a_program_answers_with_one_line_whatever_libraries_print():
