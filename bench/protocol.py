@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,23 @@ def write_result(job: Job, result: Result) -> None:
 
 def timed(work: Callable[[], int], repeats: int) -> Result:
     """Run once to warm up and then `repeats` times; `work` returns how many tokens it made."""
-    seconds, tokens = [], 0
+    stamps, tokens = [stamp()], 0
     for _ in range(repeats + 1):
-        began = time.perf_counter()
         tokens = work()
-        seconds.append(time.perf_counter() - began)
-    return {"warm_up": seconds[0], "seconds": seconds[1:], "tokens": tokens}
+        stamps.append(stamp())
+    return {**laps(stamps), "tokens": tokens}
+
+
+def stamp() -> tuple[float, float]:
+    """The time, and the processor time of all threads so far. The second suffers less from
+    whatever else the machine does."""
+    return time.perf_counter(), time.process_time()
+
+
+def laps(stamps: list[tuple[float, float]]) -> Result:
+    """Seconds between stamps, the first lap apart."""
+    seconds, cpu = ([b - a for a, b in pairwise(column)] for column in zip(*stamps, strict=True))
+    return {"warm_up": seconds[0], "seconds": seconds[1:], "cpu_seconds": cpu[1:]}
 
 
 def peak_mib() -> float:

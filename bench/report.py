@@ -16,6 +16,7 @@ class Figure:
     seconds: float
     low: float
     high: float
+    cpu_seconds: float | None  # processor time of all threads
     tokens: int
     peak_mib: float
     load: float
@@ -28,10 +29,12 @@ class Figure:
 
 def figure(turns: list[Result]) -> Figure:
     seconds = [s for turn in turns for s in turn["seconds"] or [turn["curve"][-1][1]]]
+    cpu = [s for turn in turns for s in turn.get("cpu_seconds", [])]
     return Figure(
         seconds=statistics.median(seconds),
         low=min(seconds),
         high=max(seconds),
+        cpu_seconds=statistics.median(cpu) if cpu else None,
         tokens=turns[0]["tokens"],
         peak_mib=statistics.median(turn["peak_mib"] for turn in turns),
         load=statistics.median(turn.get("load", 0.0) for turn in turns),
@@ -95,7 +98,7 @@ def block_lines(block: Block, turns: Turns, gemm_rate: float | None) -> list[str
             for side in block.sides
             if side.operations is not None
         }
-    head = ["", block.unit, "from – to", "peak MiB", "load"]
+    head = ["", block.unit, "from – to", "CPU s", "peak MiB", "load"]
     rows = [[*head, "GEMM floor, s"] if floors else head]
     for side in block.sides:
         cells = _cells(found.get(side.name), block.unit)
@@ -108,14 +111,15 @@ def block_lines(block: Block, turns: Turns, gemm_rate: float | None) -> list[str
 
 def _cells(found: Figure | None, unit: str) -> list[str]:
     if found is None:
-        return ["not measured", "", "", ""]
+        return ["not measured", "", "", "", ""]
 
     def shown(seconds: float) -> str:
         return f"{found.tokens / seconds:.0f}" if unit == "tokens/s" else f"{seconds:.3g}"
 
     middle = shown(found.seconds) if found.reached else f"not in {found.seconds:.0f}"
     low, high = sorted((shown(found.low), shown(found.high)), key=float)
-    return [middle, f"{low} – {high}", f"{found.peak_mib:.0f}", f"{found.load:.1f}"]
+    cpu = "" if found.cpu_seconds is None else f"{found.cpu_seconds:.3g}"
+    return [middle, f"{low} – {high}", cpu, f"{found.peak_mib:.0f}", f"{found.load:.1f}"]
 
 
 def gemm_lines(found: Figure, title: str) -> list[str]:

@@ -28,7 +28,13 @@ def tiny(tmp_path_factory) -> Path:
 
 
 def turn(*seconds: float, tokens: int = 100, peak_mib: float = 50.0) -> dict:
-    return {"seconds": list(seconds), "tokens": tokens, "peak_mib": peak_mib, "load": 1.0}
+    return {
+        "seconds": list(seconds),
+        "cpu_seconds": [7.0],
+        "tokens": tokens,
+        "peak_mib": peak_mib,
+        "load": 1.0,
+    }
 
 
 def made_up(sides: dict[str, list[dict]], checks: list[Check], tmp_path: Path, **fields) -> Turns:
@@ -115,13 +121,18 @@ def test_a_program_answers_with_one_line_whatever_libraries_print():
 
 def test_peak_memory_remembers_what_was_given_back():
     program = (
-        "from bench.protocol import peak_mib; before = peak_mib();"
+        "from bench.protocol import laps, peak_mib; before = peak_mib();"
         "block = b'x' * (200 << 20); del block; print(peak_mib() - before)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert 195 < float(done.stdout) < 210
+
+
+def test_the_first_lap_is_the_warm_up():
+    result = laps([(1.0, 10.0), (4.0, 12.0), (5.0, 13.0), (7.0, 17.0)])
+    assert result == {"warm_up": 3.0, "seconds": [1.0, 2.0], "cpu_seconds": [1.0, 4.0]}
 
 
 # Jobs.
@@ -296,7 +307,7 @@ def test_the_tables_show_rates_gaps_and_verdicts(tmp_path):
     turns = made_up({"ours": [turn(2)], "peer": []}, [check], tmp_path, unit="tokens/s")
     lines = block_lines(turns.block, turns, None)
     assert lines[0] == "made up"
-    assert lines[3].split() == ["ours", "50", "50", "–", "50", "50", "1.0"]
+    assert lines[3].split() == ["ours", "50", "50", "–", "50", "7", "50", "1.0"]
     assert lines[4].split() == ["peer", "not", "measured"]
     (row,) = (line for line in summary([(turns.block, turns)]) if "against the peer" in line)
     assert row.split()[-5:] == ["not", "measured", "at", "least", "2.5"]

@@ -14,7 +14,6 @@ How settings are matched to ours:
 TRL does not clip gradients here; ours does, and the time it takes is ours.
 """
 
-import time
 from types import SimpleNamespace
 
 import torch
@@ -29,7 +28,7 @@ from transformers import (
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from bench.protocol import Job, Result, read_job, write_result
+from bench.protocol import Job, Result, laps, read_job, stamp, write_result
 
 
 class FreeReward(nn.Module):
@@ -48,10 +47,10 @@ class Clock(TrainerCallback):
     """When each step ended."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.stamps: list[tuple[float, float]] = []
 
     def on_train_begin(self, *_: object, **__: object) -> None:
-        self.times.append(time.perf_counter())
+        self.stamps.append(stamp())
 
     on_step_end = on_train_begin
 
@@ -127,9 +126,7 @@ def run(job: Job) -> Result:
         peft_config=lora,
     )
     trainer.train()
-    seconds = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)]
-    tokens = rows * job["response_tokens"]
-    return {"warm_up": seconds[0], "seconds": seconds[1:], "tokens": tokens}
+    return {**laps(clock.stamps), "tokens": rows * job["response_tokens"]}
 
 
 if __name__ == "__main__":
