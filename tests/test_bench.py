@@ -18,6 +18,7 @@ from bench.jobs import mixed_lengths, ppo_job, prompts, sampling_job
 from bench.models import ROOT, TINY, model_directory
 from bench.ours import ppo, sampling
 from bench.peers.transformers_generate import program as generate
+from bench.protocol import laps
 from bench.report import block_lines, summary
 from bench.rounds import Turns, measure
 
@@ -121,7 +122,7 @@ def test_a_program_answers_with_one_line_whatever_libraries_print():
 
 def test_peak_memory_remembers_what_was_given_back():
     program = (
-        "from bench.protocol import laps, peak_mib; before = peak_mib();"
+        "from bench.protocol import peak_mib; before = peak_mib();"
         "block = b'x' * (200 << 20); del block; print(peak_mib() - before)"
     )
     done = subprocess.run(
