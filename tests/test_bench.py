@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from bench.environments import NotThere, python_of
 from bench.floor import ppo_operations, weights
 from bench.jobs import mixed_lengths, ppo_job, prompts, sampling_job
 from bench.models import ROOT, TINY, model_directory
-from bench.ours import ppo, sampling
+from bench.ours import ppo, sampling, time_to_score
 from bench.peers.transformers_generate import program as generate
 from bench.protocol import laps
 from bench.report import block_lines, summary
@@ -134,6 +135,23 @@ def test_peak_memory_remembers_what_was_given_back():
 def test_the_first_lap_is_the_warm_up():
     result = laps([(1.0, 10.0), (4.0, 12.0), (5.0, 13.0), (7.0, 17.0)])
     assert result == {"warm_up": 3.0, "seconds": [1.0, 2.0], "cpu_seconds": [1.0, 4.0]}
+
+
+def test_the_clock_stands_still_while_a_run_evaluates(monkeypatch):
+    now = iter([10.0, 13.0, 20.0, 24.0])  # evaluated, evaluating, evaluated, evaluating
+    monkeypatch.setattr(time_to_score.time, "perf_counter", lambda: next(now))
+    watch = time_to_score.Stopwatch(score=0.85)
+
+    def evaluate(iteration: int, score: float) -> None:
+        watch.evaluating(500)
+        sampled = SimpleNamespace(mean=score)
+        watch.evaluated(SimpleNamespace(iteration=iteration, sampled=sampled))
+
+    evaluate(0, 0.50)
+    evaluate(1, 0.84)
+    with pytest.raises(time_to_score.Reached):
+        evaluate(2, 0.85)
+    assert watch.curve == [(0, 0.0, 0.50), (1, 3.0, 0.84), (2, 7.0, 0.85)]
 
 
 # Jobs.
