@@ -26,6 +26,9 @@ from tether.train.roles import Roles, build_roles
 sys.path.append(str(ROOT / "scripts"))
 from measure import machine, paste
 
+DOCUMENT = ROOT / "docs" / "performance.md"
+MARKER = "profile: made by `make profile`"
+
 # The first group one of whose words stands in an operator's name.
 GROUPS = {
     "optimizer": ("adam", "optimizer", "foreach", "clip_grad", "_norm"),
@@ -53,8 +56,7 @@ def main() -> None:
     lines.append(machine())
     print("\n".join(lines))
     if not args.no_write:
-        document = ROOT / "docs" / "performance.md"
-        paste(document, "profile: made by `make profile`", lines)
+        paste(DOCUMENT, MARKER, lines)
 
 
 def arithmetic() -> tuple[Config, Roles]:

@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "scripts"))
 from measure import machine, paste
 
 DOCUMENT = ROOT / "docs" / "performance.md"
+MARKER = "bench: made by `make bench`"
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
     elif len({turns.made_by for _, turns in measured}) > 1:
         print("The sources changed meanwhile, so the document stays as it was.")
     elif not args.no_write:
-        paste(DOCUMENT, "bench: made by `make bench`", lines)
+        paste(DOCUMENT, MARKER, lines)
 
 
 def report(measured: list[tuple[Block, Turns]]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench import blocks, limits, profile, report, rounds
+from bench import blocks, limits, profile, report, rounds, run
 from bench.blocks import Block, Check, Side
 from bench.environments import NotThere, python_of
 from bench.floor import ppo_operations, weights
@@ -346,3 +346,15 @@ def test_the_tables_show_rates_gaps_and_verdicts(tmp_path):
 )
 def test_operators_are_grouped_by_what_they_serve(operator, group):
     assert profile.group_of(operator) == group
+
+
+def test_the_page_has_a_place_for_both_tables():
+    page = run.DOCUMENT.read_text(encoding="utf-8")
+    for marker in (run.MARKER, profile.MARKER):
+        assert page.count(f"<!-- {marker} -->\n```text\n") == 1
+    assert page.count("<!-- end -->") == 2
+
+
+def test_every_block_is_explained_on_the_page():
+    page = run.DOCUMENT.read_text(encoding="utf-8")
+    assert [b.name for b in blocks.blocks() if f"`{b.name}`" not in page] == []
