@@ -50,11 +50,12 @@ def main() -> None:
     for title, make in (("arithmetic demo", arithmetic), ("SmolLM2-135M step", smollm2)):
         config, roles = make()
         try:
-            lines += describe(title, config, roles)
+            found = describe(title, config, roles)
         finally:
             roles.reward.close()
+        print("\n".join(found), flush=True)
+        lines += found
     lines.append(machine())
-    print("\n".join(lines))
     if not args.no_write:
         paste(DOCUMENT, MARKER, lines)
 

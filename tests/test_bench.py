@@ -291,12 +291,12 @@ def test_a_ratio_is_of_medians(tmp_path):
         (Check("x", "a", "b", "seconds", at_most=2.0), 2.0, True),
         (Check("x", "a", "b", "memory", at_most=0.8), 30 / 40, True),
         (Check("x", "a", "b", "memory", at_most=0.7), 30 / 40, False),
-        (Check("x", "a", "b", "rate", at_least=0.7), (100 / 4) / (50 / 2), True),
+        (Check("x", "a", "b", "rate", at_least=0.7), (100 / 4) / (40 / 2), True),
         (Check("x", "a", "b"), 2.0, None),
     ],
 )
 def test_targets_are_held_against_the_right_quantity(tmp_path, check, ratio, met):
-    sides = {"a": [turn(4, tokens=100, peak_mib=30)], "b": [turn(2, tokens=50, peak_mib=40)]}
+    sides = {"a": [turn(4, tokens=100, peak_mib=30)], "b": [turn(2, tokens=40, peak_mib=40)]}
     verdict = report.verdict(check, report.figures(made_up(sides, [check], tmp_path)))
     assert (verdict.ratio, verdict.met) == (ratio, met)
 
