@@ -172,6 +172,11 @@ class RolloutSection(Section):
     """a response that has not ended by then is truncated"""
     temperature: PositiveFloat = 1.0
     """divides the logits, in sampling and in every log-prob alike"""
+    cache_tokens: PositiveInt = 16_384
+    """tokens that the sampler's key-value cache holds; rows beyond that wait for a place"""
+    reuse_log_probs: bool = False
+    """take the sampler's log-probs for the old ones and save a pass; the first ratio is then 1 to
+    1e-4, not to 1e-5"""
 
 
 class RewardPart(Section):

@@ -208,8 +208,8 @@ def test_an_update_shows_every_row_once_an_epoch_to_the_network(build_whole, mon
     seen: list[int] = []
     split, experience = minibatches.split, made_experience(roles)
 
-    def recorded(minibatch, max_tokens):
-        for batch in split(minibatch, max_tokens):
+    def recorded(minibatch, *limits):
+        for batch in split(minibatch, *limits):
             assert torch.equal(batch.sequences.ids, experience.sequences.select(batch.rows).ids)
             seen.extend(batch.rows.tolist())
             yield batch

@@ -53,16 +53,24 @@ def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
     )
 
 
-def microbatches(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " some"]]:
-    """Row numbers in groups of at most `max_tokens` padded tokens, rows of like length together.
+def microbatches(
+    sequences: Sequences, max_tokens: int, max_cells: int | None = None
+) -> list[Int[Tensor, " some"]]:
+    """Row numbers in groups of at most `max_tokens` padded tokens, rows of like length together,
+    and of at most `max_cells` response tokens.
 
     A single row longer than that is a group of its own. Depends on lengths only.
     """
+    responses = sequences.response_lengths.tolist()
     lengths = (sequences.prompt_lengths + sequences.response_lengths).tolist()
     groups: list[list[int]] = []
+    cells = 0
     for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        cells += responses[row]
         # Lengths ascend, so this row is the group's widest.
-        if not groups or lengths[row] * (len(groups[-1]) + 1) > max_tokens:
+        full = not groups or lengths[row] * (len(groups[-1]) + 1) > max_tokens
+        if full or (max_cells is not None and cells > max_cells):
             groups.append([])
+            cells = responses[row]
         groups[-1].append(row)
     return [torch.tensor(group, device=sequences.ids.device) for group in groups]

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from tether.data.collate import microbatches
 from tether.models.forward import states_before_tokens, trunk
-from tether.models.heads import Head, token_full_kl, token_log_probs_and_entropies
+from tether.models.heads import Head, cells_at_once, token_full_kl, token_log_probs_and_entropies
 from tether.types import Sequences
 
 
@@ -34,6 +34,11 @@ class Policy:
     def head(self) -> Head:
         return self.model.get_output_embeddings()
 
+    @property
+    def cells_at_once(self) -> int:
+        """Response tokens of a microbatch whose probabilities can wait for the backward pass."""
+        return cells_at_once(self.head)
+
     def states(self, sequences: Sequences) -> Float[Tensor, "rows response width"]:
         """The state before each response token, with gradients."""
         return states_before_tokens(trunk(self.model), sequences)[:, :-1]
@@ -51,7 +56,6 @@ class Policy:
             sequences.response_ids,
             mask,
             self.temperature,
-            self.model.config.vocab_size,
         )
 
     def full_kl(
@@ -63,8 +67,7 @@ class Policy:
         mask: Bool[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
         """KL(p || q) of two heads over their states, at this policy's temperature."""
-        vocabulary = self.model.config.vocab_size
-        return token_full_kl(p_head, p_states, q_head, q_states, mask, self.temperature, vocabulary)
+        return token_full_kl(p_head, p_states, q_head, q_states, mask, self.temperature)
 
     @torch.no_grad()
     def log_probs(

@@ -18,16 +18,17 @@ def choose_tokens(
     columns: np.ndarray,
 ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
     """One token a row and its log-prob; `rows` and `columns` are its place in the rollout batch."""
-    top = logits.amax(dim=-1, keepdim=True)
-    weights = (logits - top).exp_()
+    probs = torch.softmax(logits, dim=-1)
     match choice:
         case Greedy():
             tokens = logits.argmax(dim=-1)
         case Draw(seed, purpose, iteration):
             u = uniform(seed, purpose, iteration, rows, columns).to(logits.device)
-            tokens = inverse_cdf(weights, u)
-    chosen = (logits - top).gather(1, tokens[:, None]).squeeze(1)
-    return tokens, chosen - weights.sum(dim=-1).log()
+            tokens = inverse_cdf(probs, u)
+    # The likeliest token's probability is exp(top) / sum(exp): its log gives the normaliser without
+    # another pass, and unlike log(prob) this never underflows.
+    chosen = logits.gather(1, tokens[:, None]).squeeze(1)
+    return tokens, chosen - logits.amax(dim=-1) + probs.amax(dim=-1).log()
 
 
 def inverse_cdf(

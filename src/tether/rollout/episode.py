@@ -27,7 +27,7 @@ class Episode(Protocol):
         ...
 
     def answer(self) -> Observe | Done:
-        """What follows the turn that just ended. An end-of-sequence token ends the episode unasked."""
+        """What follows the turn that just ended. An EOS token ends the episode unasked."""
         ...
 
 

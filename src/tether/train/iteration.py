@@ -11,6 +11,7 @@ from tether.train.controls import Controls
 from tether.train.guards import drop_non_finite_rows, keep
 from tether.train.interrupt import Interrupt
 from tether.train.outcome import Clock, Outcome, moments_events
+from tether.train.reading import read_before_updates
 from tether.train.roles import Roles
 from tether.train.scoring import score_greedy, score_rollout
 from tether.train.selfcheck import check_rewards_add_up
@@ -44,9 +45,10 @@ def run_iteration(
 
     # Actor, reference and critic read every token as they are before the updates.
     sequences = join(rollout)
-    old_log_probs = roles.actor.log_probs(sequences, mask)
+    old_log_probs, values, values_after = read_before_updates(
+        rollout, sequences, mask, roles, config
+    )
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
-    values, values_after = roles.critic.values(sequences, mask)
     numbers = rollout.rollout_log_probs, old_log_probs, ref_log_probs, values, values_after
     scores, unreadable = drop_non_finite_rows(scores, mask, *numbers)
     mask = mask & scores.usable[:, None]

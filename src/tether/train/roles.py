@@ -71,7 +71,12 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
         vocabulary=vocabulary,
         train_prompts=train_prompts,
         heldout_prompts=None if config.data.heldout is None else load(config.data.heldout),
-        sampler=LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature),
+        sampler=LocalSampler(
+            vocabulary.eos_ids,
+            rollout.max_response_tokens,
+            rollout.temperature,
+            rollout.cache_tokens,
+        ),
         actor=actor,
         critic=critic,
         reference=reference,

@@ -30,7 +30,7 @@ def update_jointly(
         return Terms(loss, {**policy.parts, **value.parts}, policy.kl_from_old)
 
     walk_minibatches(
-        experience, actor_walk(config, iteration), roles.actor_optimizer, compute, report
+        experience, actor_walk(roles, config, iteration), roles.actor_optimizer, compute, report
     )
     report.penalty_coef = next_penalty_coef(experience, roles, config, controls)
     return report

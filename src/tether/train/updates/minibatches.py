@@ -30,6 +30,7 @@ class Walk:
     aggregation: str
     max_response_tokens: int
     stop_kl: float | None = None
+    microbatch_cells: int | None = None  # response tokens of a microbatch, at most
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,11 @@ def make_minibatch(
     return everything.select(rows)
 
 
-def split(minibatch: Minibatch, max_tokens: int) -> Iterator[Minibatch]:
+def split(
+    minibatch: Minibatch, max_tokens: int, max_cells: int | None = None
+) -> Iterator[Minibatch]:
     """Its microbatches; they keep the weights that were counted over the whole."""
-    for part in microbatches(minibatch.sequences, max_tokens):
+    for part in microbatches(minibatch.sequences, max_tokens, max_cells):
         yield minibatch.select(part)
 
 
@@ -101,7 +104,7 @@ def walk_minibatches(
             continue
         totals: dict[str, Tensor | float] = {}
         kl = Mean(0.0, 0)
-        for microbatch in split(minibatch, walk.microbatch_tokens):
+        for microbatch in split(minibatch, walk.microbatch_tokens, walk.microbatch_cells):
             terms = compute(microbatch)
             terms.loss.backward()
             for name, part in terms.parts.items():

@@ -49,13 +49,13 @@ def update_policy(
         return policy_terms(batch, states, roles, config, controls, report, old_policy)
 
     walk_minibatches(
-        experience, actor_walk(config, iteration), roles.actor_optimizer, compute, report
+        experience, actor_walk(roles, config, iteration), roles.actor_optimizer, compute, report
     )
     report.penalty_coef = next_penalty_coef(experience, roles, config, controls)
     return report
 
 
-def actor_walk(config: Config, iteration: int) -> Walk:
+def actor_walk(roles: Roles, config: Config, iteration: int) -> Walk:
     actor = config.actor
     return Walk(
         role="actor",
@@ -67,6 +67,7 @@ def actor_walk(config: Config, iteration: int) -> Walk:
         aggregation=actor.aggregation,
         max_response_tokens=config.rollout.max_response_tokens,
         stop_kl=actor.stop_kl,
+        microbatch_cells=roles.actor.cells_at_once,
     )
 
 
