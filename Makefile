@@ -7,8 +7,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What `make compare` trains; a recipe's name or the path of a YAML file.
 RECIPE ?= arithmetic
 
-.PHONY: demo smollm2 test faults faults-quick learn compare starter recording docs figures guide \
-	screenshots format lint type wheel clean
+# Options of `make bench`, such as BENCH="--only sampling --repeats 5".
+BENCH ?=
+
+.PHONY: demo smollm2 test faults faults-quick learn compare bench profile starter recording \
+	docs figures guide screenshots format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
 	$(BIN)/tether train
@@ -32,6 +35,12 @@ learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every up
 
 compare: $(VENV)/.installed-dev  ## every trust region and estimator over three seeds, into docs/
 	$(BIN)/python scripts/compare.py $(RECIPE) --write
+
+bench: $(VENV)/.installed-dev  ## side by side with the peers, into docs/performance.md (an hour)
+	$(BIN)/python -m bench.run $(BENCH)
+
+profile: $(VENV)/.installed-dev  ## where the time of an iteration goes, into docs/performance.md
+	$(BIN)/python -m bench.profile
 
 starter: $(VENV)/.installed  ## rebuild the starter model and its data from nothing
 	$(BIN)/python scripts/build_starter.py
