@@ -370,7 +370,7 @@ class CriticSection(Section):
     """passes over the rows of an iteration; default: the actor's"""
     minibatch_rows: PositiveInt | None = None
     """rows of one optimizer step; default: the actor's"""
-    microbatch_tokens: PositiveInt = 16_384
+    microbatch_tokens: PositiveInt = 4096
     """padded tokens of one backward; changes memory, and no number beyond rounding"""
     clip: PositiveFloat | None = 0.2
     """how far a value may move from the old one before its loss is flat; null = no clip"""
@@ -489,7 +489,7 @@ class ActorSection(Section):
     """passes over the rows of an iteration"""
     minibatch_rows: PositiveInt = 64
     """rows of one optimizer step"""
-    microbatch_tokens: PositiveInt = 16_384
+    microbatch_tokens: PositiveInt = 4096
     """padded tokens of one backward; changes memory, and no number beyond rounding"""
     entropy_coef: NonNegativeFloat = 0.0
     """weight of the entropy bonus"""

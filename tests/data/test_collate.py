@@ -49,6 +49,15 @@ def test_microbatches_hold_each_row_once_within_the_token_budget(lengths, budget
         assert padded <= budget or len(group) == 1
 
 
+def test_microbatches_hold_no_more_response_tokens_than_they_may():
+    """Lengths 4, 5, 6, 6; responses 2, 3, 1, 4: at most 5 together, in the order of lengths."""
+    prompts, responses = torch.tensor([2, 5, 2, 2]), torch.tensor([2, 1, 3, 4])
+    sequences = Sequences(torch.zeros(4, 6, dtype=torch.long), prompts, responses)
+    groups = [group.tolist() for group in microbatches(sequences, 1000, max_cells=5)]
+    assert groups == [[0, 2], [1, 3]]
+    assert [g.tolist() for g in microbatches(sequences, 1000, max_cells=1)] == [[0], [2], [1], [3]]
+
+
 def test_selected_rows_are_cut_to_the_longest_of_them():
     sequences = Sequences(
         torch.tensor([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0], [8, 9, 4, 0, 0]]),

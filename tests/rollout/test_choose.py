@@ -62,3 +62,16 @@ def test_greedy_takes_the_likeliest():
     tokens, chosen = choose_tokens(log_probs + 5, Greedy(), np.arange(2), np.zeros(2))
     assert tokens.tolist() == [1, 0]
     torch.testing.assert_close(chosen.exp(), f64([0.5, 0.6]))
+
+
+@given(st.lists(st.integers(0, 699), min_size=1, max_size=6, unique=True), st.floats(0, LARGEST))
+def test_blocks_of_the_cumulative_sum_change_no_token(possible, u):
+    """700 tokens are three blocks; most weigh nothing, also whole blocks and their last cells."""
+    possible = sorted(possible)
+    weights = torch.zeros(1, 700, dtype=torch.float64)
+    weights[0, possible] = 1 / len(possible)
+    near = min(abs((i + 1) / len(possible) - u) for i in range(len(possible)))
+    found = int(inverse_cdf(weights, f64([u])))
+    assert found in possible
+    if near > 1e-9:
+        assert found == possible[int(u * len(possible))]
