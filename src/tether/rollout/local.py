@@ -1,5 +1,6 @@
 """The sampler of this process: batched decoding with a key-value cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +11,8 @@ from tether.data.collate import length_mask, pad_left, pad_right
 from tether.models.forward import begin_decoding, decode_next, trunk
 from tether.models.heads import log_softmax
 from tether.rollout.choose import choose_tokens
-from tether.rollout.episode import Done, Draw, Episode, Greedy, Observe
+from tether.rollout.episode import Done, Draw, Episode, Greedy, Observe, calls_of
+from tether.rollout.turns import answer_all
 from tether.types import FinishReason, Rollout
 
 
@@ -23,34 +25,31 @@ class Row:
     sampled: list[bool] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     unread: list[int] = field(default_factory=list)  # observed tokens still to be fed
-    turn_start: int = 0
+    asks: bool = False  # its turn has ended, and what follows is not known yet
     finish: FinishReason | None = None
 
-    def append(self, token: int, log_prob: float, eos_ids: frozenset[int], limit: int) -> None:
+    def append(self, token: int, log_prob: float, eos_ids: frozenset[int]) -> None:
         """Take the sampled token, or the next observed one in its place."""
         if self.unread:
             self._push(self.unread.pop(0), sampled=False, log_prob=0.0)
-            if not self.unread:
-                self.turn_start = len(self.ids)
-        else:
-            self._push(token, sampled=True, log_prob=log_prob)
-            if token in eos_ids:
-                self._stop()
-        if self.finish is None and len(self.ids) >= limit:
-            self.finish = "length"
+            return
+        self._push(token, sampled=True, log_prob=log_prob)
+        self.asks = self.episode.take(token)
+        if token in eos_ids:
+            self.asks, self.finish = False, "eos"
+
+    def hear(self, answer: Observe | Done) -> None:
+        self.asks = False
+        match answer:
+            case Observe(ids):
+                self.unread = list(ids)
+            case Done():
+                self.finish = "stop"
 
     def _push(self, token: int, sampled: bool, log_prob: float) -> None:
         self.ids.append(token)
         self.sampled.append(sampled)
         self.log_probs.append(log_prob)
-
-    def _stop(self) -> None:
-        match self.episode.answer(self.ids[self.turn_start :]):
-            case Observe(ids):
-                self.unread = list(ids)
-                self.turn_start = len(self.ids)
-            case Done():
-                self.finish = "eos"
 
 
 class LocalSampler:
@@ -69,7 +68,7 @@ class LocalSampler:
         self.version = version
 
     @torch.no_grad()
-    def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
+    def run(self, episodes: Sequence[Episode], choice: Draw | Greedy) -> Rollout:
         rows = [Row(episode) for episode in episodes]
         self._decode(rows, choice)
         return self._collate(rows)
@@ -89,7 +88,8 @@ class LocalSampler:
             tokens = choose_tokens(log_probs, choice, live, columns)
             chosen = log_probs.gather(1, tokens[:, None]).squeeze(1)
             for i, token, log_prob in zip(live, tokens.tolist(), chosen.tolist(), strict=True):
-                rows[i].append(token, log_prob, self.eos_ids, self.max_response_tokens)
+                rows[i].append(token, log_prob, self.eos_ids)
+            self._answer([rows[i] for i in live])
 
             going = np.array([rows[i].finish is None for i in live])
             if not going.all():
@@ -98,6 +98,17 @@ class LocalSampler:
             if len(live):
                 fed = torch.tensor([rows[i].ids[-1] for i in live], device=device)
                 states = decode_next(network, decoding, fed)
+
+    def _answer(self, rows: list[Row]) -> None:
+        """Rows whose turn ended in this step go on or are done, all before anything is sampled:
+        nothing depends on which tool was faster. Whoever is full then is truncated."""
+        asking = [row for row in rows if row.asks]
+        answers = answer_all([row.episode for row in asking])
+        for row, answer in zip(asking, answers, strict=True):
+            row.hear(answer)
+        for row in rows:
+            if row.finish is None and len(row.ids) >= self.max_response_tokens:
+                row.finish = "length"
 
     def _collate(self, rows: list[Row]) -> Rollout:
         device = self.model.device
@@ -111,4 +122,5 @@ class LocalSampler:
             response_mask=pad_right([row.sampled for row in rows], torch.bool).to(device),
             rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
             finish_reasons=tuple(row.finish for row in rows),
+            calls=calls_of([row.episode for row in rows]),
         )

@@ -1,5 +1,6 @@
 """The rows of an iteration as rollouts/NNNNNN.jsonl keeps them: every number of every token."""
 
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -62,6 +63,11 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
                 "response_tokens": vocabulary.pieces(response_ids),
                 "response_mask": rollout.response_mask[row, :length].tolist(),
                 **{name: shortest_floats(x[row, :length]) for name, x in per_token.items()},
+                **(
+                    {"calls": [asdict(call) for call in rollout.calls[row]]}
+                    if rollout.calls
+                    else {}
+                ),
             }
         )
     return records

@@ -1,5 +1,7 @@
 """Scores of a rollout: responses as text to the reward, numbers back, failures named."""
 
+from itertools import groupby
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from tether.config import Config
 from tether.errors import RunStopped
 from tether.models.loading import Vocabulary
-from tether.rollout.episode import Greedy, single_turns
+from tether.rollout.episode import Greedy
 from tether.run.events import Event
 from tether.train.roles import Roles
 from tether.types import Prompts, Rollout, Scores
@@ -16,6 +18,17 @@ from tether.types import Prompts, Rollout, Scores
 def response_texts(rollout: Rollout, vocabulary: Vocabulary) -> list[str]:
     ids, lengths = rollout.response_ids.tolist(), rollout.response_lengths.tolist()
     return [vocabulary.decode(row[:length]) for row, length in zip(ids, lengths, strict=True)]
+
+
+def spoken(rollout: Rollout, row: int, vocabulary: Vocabulary) -> dict[str, list[str]]:
+    """What the policy wrote and what it was told, each in turns: the sampled tokens tell them
+    apart, whatever tags may stand in either."""
+    length = int(rollout.response_lengths[row])
+    ids, mask = (x[row, :length].tolist() for x in (rollout.response_ids, rollout.response_mask))
+    turns: dict[bool, list[str]] = {True: [], False: []}
+    for sampled, span in groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):
+        turns[sampled].append(vocabulary.decode([token for token, _ in span]))
+    return {"policy_turns": turns[True], "observations": turns[False]}
 
 
 def score_rollout(
@@ -55,7 +68,8 @@ def score_responses(
                 **prompts.columns[row],
                 "prompt": prompts.messages[row] or prompts.texts[row],
                 "response": texts[row],
-                "finished": rollout.finish_reasons[row] == "eos",
+                "finished": rollout.finish_reasons[row] != "length",
+                **spoken(rollout, row, roles.vocabulary),
             }
             for row in asked
         ]
@@ -101,6 +115,6 @@ def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor
     if config.advantage.estimator != "remax":
         return torch.zeros(len(prompts), device=device)
     once = prompts.every(samples)
-    rollout = roles.sampler.run(single_turns(once), Greedy())
+    rollout = roles.sampler.run(roles.episodes(once), Greedy())
     scores, _ = score_responses(once, rollout, roles, config)
     return scores.values.repeat_interleave(samples)
