@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tether import assets
 from tether.data.files import BadRow, read_file
 from tether.errors import UserError
 
@@ -19,6 +20,8 @@ class Corpus:
 
 def read_corpus(path: str, on_bad_row: Literal["refuse", "skip"] = "refuse") -> Corpus:
     """Every document, checked. A broken line is refused by its number, or left out and named."""
+    if not assets.resolve(path).is_file():
+        raise UserError(f"The corpus {path} is not a file.")
     documents, broken = [], []
     for row in read_file(path):
         try:
