@@ -129,13 +129,13 @@ def calls_at_fault(rollout: Rollout, whose: str) -> int:
 def call_events(rollout: Rollout) -> list[Event]:
     """One for each row that a tool failed."""
     failed = {
-        row: [call for call in calls if call.fault == "tool"]
+        row: [f"{call.name}: {call.error}" for call in calls if call.fault == "tool"]
         for row, calls in enumerate(rollout.calls)
     }
     return [
-        Event("tool_failed", "; ".join(f"{call.name}: {call.error}" for call in calls), row)
-        for row, calls in failed.items()
-        if calls
+        Event("tool_failed", "; ".join(dict.fromkeys(errors)), row)
+        for row, errors in failed.items()
+        if errors
     ]
 
 

@@ -1,7 +1,7 @@
 """A corpus: JSON lines of {"id": …, "contents": "title\\ntext"}, as Search-R1 has them."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from tether import assets
 from tether.data.files import BadRow, read_file
@@ -16,6 +16,15 @@ class Corpus:
 
     def __len__(self) -> int:
         return len(self.documents)
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """Whatever finds documents for a query."""
+
+    def search(self, query: str, topk: int) -> list[tuple[dict[str, Any], float]]:
+        """Documents with their scores, best first."""
+        ...
 
 
 def read_corpus(path: str, on_bad_row: Literal["refuse", "skip"] = "refuse") -> Corpus:
