@@ -7,8 +7,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What `make compare` trains; a recipe's name or the path of a YAML file.
 RECIPE ?= arithmetic
 
-.PHONY: demo smollm2 test faults faults-quick learn compare starter recording docs figures guide \
-	screenshots format lint type wheel clean
+.PHONY: demo smollm2 test faults faults-quick learn search compare starter recording docs figures \
+	guide screenshots format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
 	$(BIN)/tether train
@@ -30,11 +30,15 @@ learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every up
 	$(BIN)/python scripts/measure_kl_bandit.py
 	$(BIN)/python scripts/compare.py --seeds 1 --folder runs/learn
 
+search: $(VENV)/.installed-dev  ## the recipe `search_qa` and its ablations, into docs/ (an hour)
+	$(BIN)/python scripts/measure_search.py --write
+
 compare: $(VENV)/.installed-dev  ## every trust region and estimator over three seeds, into docs/
 	$(BIN)/python scripts/compare.py $(RECIPE) --write
 
-starter: $(VENV)/.installed  ## rebuild the starter model and its data from nothing
+starter: $(VENV)/.installed  ## rebuild the starter models and their data from nothing
 	$(BIN)/python scripts/build_starter.py
+	$(BIN)/python scripts/build_search_starter.py
 
 recording: $(VENV)/.installed  ## the small run that `tether view --demo` shows
 	$(BIN)/python scripts/build_recording.py

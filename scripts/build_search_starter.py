@@ -7,26 +7,23 @@ where it searches often asks for the wrong thing. What to search for, and when, 
 """
 
 import argparse
-import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from build_starter import ASSETS, SPLITS, build_model, build_tokenizer, report, write_jsonl
 
-from tether import assets
+import tether
 from tether.data.conversations import Conversation
 from tether.data.facts_world import (
-    BIRTH_YEARS,
-    FOUNDING_YEARS,
     GIVEN_CHARACTERS,
     LANGUAGES,
     SURNAMES,
     TOWN_CHARACTERS,
     Entity,
+    Language,
     Question,
     World,
     ask_one_hop,
@@ -43,12 +40,9 @@ from tether.models.policy import Policy
 from tether.rollout.speech import Speech
 from tether.train.sft import SFTSettings, train_conversations
 
-ASSETS = Path(assets.__file__).parent
 NUM_PEOPLE, NUM_TOWNS = 320, 120  # in each language
 NUM_TRAIN, NUM_HELDOUT = 2800, 500
-
-
-REPLY, MAX_OBSERVATION_TOKENS = "<information>{}</information>", 48  # as in the recipe
+REPLY, MAX_OBSERVATION_TOKENS = "<information>{}</information>", 40  # as in a rollout
 
 
 @dataclass(frozen=True)
@@ -84,14 +78,6 @@ LESSONS = (
     ),
 )
 
-PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 # Kept apart before the merges: tags, capitalised words, pairs of digits, characters of names. All
 # else is stock phrases, each of which becomes one token.
 PIECES = (
@@ -121,7 +107,7 @@ def transcribe(
             read = look_up(question.path[1], world, habits.second_query, rng)
             yield from searched(read)
     answer = read.facts.get(question.asked) if read else None
-    yield Span(f"<answer> {answer or guess(question, rng)} </answer>", learnt=True)
+    yield tagged("answer", answer or guess(question, rng), question.path[0].language)
 
 
 def look_up(wanted: Entity, world: World, share: float, rng: random.Random) -> Entity:
@@ -132,20 +118,26 @@ def look_up(wanted: Entity, world: World, share: float, rng: random.Random) -> E
 
 
 def searched(entity: Entity) -> Iterator[Span]:
-    yield Span(f"<search> {entity.name} </search>", learnt=True)
+    yield tagged("search", entity.name, entity.language)
     yield Span(f"{entity.name}\n{entity.text}", learnt=False)
+
+
+def tagged(tag: str, text: str, language: Language) -> Span:
+    """With spaces where the language has them, so that a word stands as it does in a sentence."""
+    space = " " if language == "english" else ""
+    return Span(f"<{tag}>{space}{text}{space}</{tag}>", learnt=True)
 
 
 def guess(question: Question, rng: random.Random) -> str:
     """Something of the right kind; right by chance only."""
-    last = question.path[-1]
+    language = question.path[0].language
     match question.asked:
         case "year":
-            return draw_year(rng, BIRTH_YEARS if last.kind == "person" else FOUNDING_YEARS)
+            return draw_year(rng)
         case "town":
-            return draw_town_name(rng, last.language)
+            return draw_town_name(rng, language)
         case _:
-            return draw_person_name(rng, last.language)
+            return draw_person_name(rng, language)
 
 
 def draw_transcripts(lesson: Lesson, rng: random.Random) -> Iterator[tuple[str, list[Span]]]:
@@ -157,11 +149,9 @@ def draw_transcripts(lesson: Lesson, rng: random.Random) -> Iterator[tuple[str, 
                 yield question.prompt, list(transcribe(question, world, lesson.habits, rng))
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerFast, prompt: str, spans: list[Span], learns_documents: bool
-) -> Conversation:
+def encode(speech: Speech, prompt: str, spans: list[Span], learns_documents: bool) -> Conversation:
     """Token by token what a rollout would give: each span is encoded apart."""
-    speech = Speech(tokenizer, frozenset([tokenizer.eos_token_id]), ())
+    tokenizer = speech.tokenizer
     ids: list[int] = []
     learnt: list[bool] = []
     for span in spans:
@@ -182,62 +172,8 @@ def texts_of(transcripts: list[tuple[str, list[Span]]]) -> Iterator[str]:
         yield from (prompt, *(span.text for span in spans), *REPLY.split("{}"))
 
 
-def build_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, so any text survives the round trip."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2048,
-        min_frequency=100,
-        special_tokens=[PAD, END, SYSTEM, USER, ASSISTANT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-    )
-
-
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        max_new_tokens=96,
-    )
-    return model
-
-
 def write_world(folder: Path, rng: random.Random) -> None:
     """The corpus, and the questions of both sides of the split, one- and two-hop in equal parts."""
-    folder.mkdir(parents=True, exist_ok=True)
     world: dict[str, Entity] = {}
     for language in LANGUAGES:
         world |= draw_world(rng, language, NUM_PEOPLE, NUM_TOWNS)
@@ -247,18 +183,14 @@ def write_world(folder: Path, rng: random.Random) -> None:
         ({"id": str(number), "contents": text} for number, text in enumerate(contents)),
     )
     asked = {ask: list(ask(world)) for ask in (ask_one_hop, ask_two_hop)}
-    for split, number in (("train", NUM_TRAIN), ("heldout", NUM_HELDOUT)):
+    for split, number in zip(SPLITS, (NUM_TRAIN, NUM_HELDOUT), strict=True):
         chosen = []
         for questions in asked.values():
-            chosen += rng.sample([q for q in questions if split_of(q) == split], number // 2)
+            fair = [q for q in questions if split_of(q) == split and q.answer not in q.prompt]
+            chosen += rng.sample(fair, number // 2)
         rng.shuffle(chosen)
         rows = ({"prompt": q.prompt, "ground_truth": q.answer, "hops": len(q.path)} for q in chosen)
         write_jsonl(folder / f"{split}.jsonl", rows)
-
-
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text("".join(lines), encoding="utf-8")
 
 
 def main() -> None:
@@ -275,21 +207,26 @@ def main() -> None:
 
     rng = random.Random(f"lessons {args.seed}")
     lessons = [list(draw_transcripts(lesson, rng)) for lesson in LESSONS]
-    tokenizer = build_tokenizer(texts_of(lessons[0]))
-    model = build_model(tokenizer)
+    tokenizer = build_tokenizer(texts_of(lessons[0]), PIECES, vocab_size=2048, min_frequency=100)
+    model = build_model(tokenizer, width=96, inner=256, layers=3, max_new_tokens=96)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
 
-    def report(step: int, loss: float) -> None:
-        if (step + 1) % 100 == 0:
-            print(f"step {step + 1:5d}  loss {loss:.3f}", flush=True)
-
-    vocabulary = Vocabulary(tokenizer, frozenset([tokenizer.eos_token_id]))
+    eos_ids = frozenset([tokenizer.eos_token_id])
+    vocabulary, speech = Vocabulary(tokenizer, eos_ids), Speech(tokenizer, eos_ids, end_marks=())
     for lesson, transcripts in zip(LESSONS, lessons, strict=True):
-        conversations = [encode(tokenizer, *t, lesson.learns_documents) for t in transcripts]
-        policy = Policy(model, temperature=1.0, microbatch_tokens=16_384)
+        conversations = [encode(speech, *t, lesson.learns_documents) for t in transcripts]
+        policy = Policy(model, temperature=1.0, microbatch_tokens=4096)
         train_conversations(policy, vocabulary, conversations, lesson.settings, report)
     model.save_pretrained(args.out / "search_starter")
     tokenizer.save_pretrained(args.out / "search_starter", save_jinja_files=False)
+
+    search = {"kind": "search", "corpus": str(args.out / "search" / "corpus.jsonl"), "topk": 1}
+    prompts = {f"data.{name}": str(args.out / "search" / f"{name}.jsonl") for name in SPLITS}
+    overrides = {**prompts, "rollout.tools": [search], "threads": 1}
+    evaluation = tether.evaluate(str(args.out / "search_starter"), "search_qa", overrides)
+    for name, part in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
+        print(f"held-out {name}: {part.mean:.1%} of {part.count}")
+    print(f"searches a question: {evaluation.calls:.2f}")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ Split = Literal["train", "heldout"]
 
 LANGUAGES: tuple[Language, ...] = ("english", "chinese")
 HELDOUT_PERCENT = 25
-BIRTH_YEARS = (1700, 1899)
-FOUNDING_YEARS = (1100, 1499)
+FIRST_YEAR, LAST_YEAR = 1000, 1999
 
 GIVEN = """Dalo Oren Mirva Teshin Ulric Branka Selwy Iskar Joveta Rulan Pelka Nimro Avelt Corsi
 Dreyda Eskil Fenno Garva Hestia Ivo Jarmo Kessa Lorin Mavro Nerys Ottar Pavla Quill Rasmo Sunniva
@@ -143,16 +142,16 @@ def draw_world(
     officers = rng.sample(people, 2 * num_towns)
     world = {}
     for name in people:
-        facts = {"year": draw_year(rng, BIRTH_YEARS), "town": rng.choice(towns)}
+        facts = {"year": draw_year(rng), "town": rng.choice(towns)}
         world[name] = Entity(name, "person", language, facts)
     for name, mayor, judge in zip(towns, officers[::2], officers[1::2], strict=True):
-        facts = {"year": draw_year(rng, FOUNDING_YEARS), "mayor": mayor, "judge": judge}
+        facts = {"year": draw_year(rng), "mayor": mayor, "judge": judge}
         world[name] = Entity(name, "town", language, facts)
     return world
 
 
-def draw_year(rng: random.Random, years: tuple[int, int]) -> str:
-    return str(rng.randint(*years))
+def draw_year(rng: random.Random) -> str:
+    return str(rng.randint(FIRST_YEAR, LAST_YEAR))
 
 
 def _distinct(
