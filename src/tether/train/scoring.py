@@ -20,15 +20,13 @@ def response_texts(rollout: Rollout, vocabulary: Vocabulary) -> list[str]:
     return [vocabulary.decode(row[:length]) for row, length in zip(ids, lengths, strict=True)]
 
 
-def spoken(rollout: Rollout, row: int, vocabulary: Vocabulary) -> dict[str, list[str]]:
-    """What the policy wrote and what it was told, each in turns: the sampled tokens tell them
-    apart, whatever tags may stand in either."""
+def row_turns(rollout: Rollout, row: int, vocabulary: Vocabulary) -> list[tuple[bool, str]]:
+    """A response in turns: whether the policy wrote it, and its text. The mask tells them apart,
+    whatever tags may stand in either."""
     length = int(rollout.response_lengths[row])
     ids, mask = (x[row, :length].tolist() for x in (rollout.response_ids, rollout.response_mask))
-    turns: dict[bool, list[str]] = {True: [], False: []}
-    for sampled, span in groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):
-        turns[sampled].append(vocabulary.decode([token for token, _ in span]))
-    return {"policy_turns": turns[True], "observations": turns[False]}
+    spans = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
+    return [(own, vocabulary.decode([token for token, _ in span])) for own, span in spans]
 
 
 def score_rollout(
@@ -62,6 +60,7 @@ def score_responses(
     skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
     asked = [row for row in range(len(prompts)) if row not in skipped]
     texts = response_texts(rollout, roles.vocabulary)
+    turns = [row_turns(rollout, row, roles.vocabulary) for row in range(len(prompts))]
     verdicts = roles.reward.score(
         [
             {
@@ -69,7 +68,8 @@ def score_responses(
                 "prompt": prompts.messages[row] or prompts.texts[row],
                 "response": texts[row],
                 "finished": rollout.finish_reasons[row] != "length",
-                **spoken(rollout, row, roles.vocabulary),
+                "policy_turns": [text for own, text in turns[row] if own],
+                "observations": [text for own, text in turns[row] if not own],
             }
             for row in asked
         ]
