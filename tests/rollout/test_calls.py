@@ -43,7 +43,7 @@ def test_calls_run_at_the_same_time_but_not_too_many():
         with lock:
             now += 1
             most = max(most, now)
-        time.sleep(0.02)
+        time.sleep(0.2)
         with lock:
             now -= 1
         return text
@@ -90,6 +90,17 @@ def test_what_an_abandoned_call_returns_later_is_never_used(gate):
     time.sleep(0.1)
     [second] = call_all([request(lambda text: "mine")])
     assert (first.value, second.value) == (None, "mine")
+
+
+def test_a_call_that_ends_after_its_limit_has_failed_though_others_still_run():
+    def run(text):
+        time.sleep(float(text))
+        return text
+
+    requests = [request(run, "0.3", timeout_seconds=0.1), request(run, "0.6")]
+    late, fine = call_all(requests)
+    assert (late.value, late.fault) == (None, "tool")
+    assert (fine.value, fine.fault) == ("0.6", None)
 
 
 def test_past_too_many_hanging_calls_nothing_is_called_until_they_end(gate, monkeypatch):

@@ -236,6 +236,15 @@ def test_a_huge_result_is_not_tokenised_whole(byte_tokenizer):
     assert len(row.calls[0].result) == 50 * 100
 
 
+def test_what_was_not_looked_at_counts_as_cut_though_few_tokens_hold_the_rest():
+    """30 tokens of 1000 characters would fit, but only 100 characters a token are looked at."""
+    tokenizer = merged(["x" * 1000])
+    wide = Tool("w", "<w>{}</w>", "<r>{}</r>", lambda _: "x" * 10_000, 5.0)
+    row = episode(tokenizer, [wide], max_observation_tokens=30)
+    assert say(row, "<w></w>") == f"<r>{'x' * 3000} …</r>"
+    assert row.calls[0].cut
+
+
 def test_a_limit_that_holds_only_the_marks_is_refused_before_training(byte_tokenizer):
     fine = build_turns(settings(max_observation_tokens=22), vocabulary(byte_tokenizer))
     assert fine.episodes
