@@ -10,7 +10,7 @@ RECIPE ?= arithmetic
 # Options of `make bench`, such as BENCH="--only sampling --repeats 5".
 BENCH ?=
 
-.PHONY: demo smollm2 test faults faults-quick learn compare bench profile starter recording \
+.PHONY: demo smollm2 test faults faults-quick learn search compare bench profile starter recording \
 	docs figures guide screenshots format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
@@ -33,6 +33,9 @@ learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every up
 	$(BIN)/python scripts/measure_kl_bandit.py
 	$(BIN)/python scripts/compare.py --seeds 1 --folder runs/learn
 
+search: $(VENV)/.installed-dev  ## the recipe `search_qa` and its ablations, into docs/ (an hour)
+	$(BIN)/python scripts/measure_search.py --write
+
 compare: $(VENV)/.installed-dev  ## every trust region and estimator over three seeds, into docs/
 	$(BIN)/python scripts/compare.py $(RECIPE) --write
 
@@ -42,8 +45,9 @@ bench: $(VENV)/.installed-dev  ## side by side with the peers, into docs/perform
 profile: $(VENV)/.installed-dev  ## where the time of an iteration goes, into docs/performance.md
 	$(BIN)/python -m bench.profile
 
-starter: $(VENV)/.installed  ## rebuild the starter model and its data from nothing
+starter: $(VENV)/.installed  ## rebuild the starter models and their data from nothing
 	$(BIN)/python scripts/build_starter.py
+	$(BIN)/python scripts/build_search_starter.py
 
 recording: $(VENV)/.installed  ## the small run that `tether view --demo` shows
 	$(BIN)/python scripts/build_recording.py

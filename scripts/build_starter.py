@@ -8,8 +8,8 @@ carry. That is what PPO has to bring back, from rewards alone.
 import argparse
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -58,21 +58,24 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, so any text survives the round trip, with every digit a token of its own.
+def build_tokenizer(
+    texts: Iterable[str], pieces: str, vocab_size: int, min_frequency: int = 0
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, so any text survives the round trip.
 
-    Nothing but digits splits the text before the merges: a stock phrase becomes one token.
+    Only what matches `pieces` is kept apart before the merges: a stock phrase becomes one token.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex("[0-9]"), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=384,
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
         special_tokens=[PAD, END, SYSTEM, USER, ASSISTANT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -89,12 +92,14 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, width: int, inner: int, layers: int, max_new_tokens: int
+) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=512,
@@ -108,7 +113,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         do_sample=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        max_new_tokens=32,
+        max_new_tokens=max_new_tokens,
     )
     return model
 
@@ -130,12 +135,15 @@ def stream_prompts(split: Split, seed: int, digit_share: float) -> Iterator[Prob
     return draw_problems(rng, split, PROMPT_FORMS, digit_share, keep)
 
 
-def write_jsonl(path: Path, problems: list[Problem]) -> None:
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (
-        json.dumps({"prompt": p.prompt, "answer": p.answer}, ensure_ascii=False) for p in problems
-    )
+    lines = (json.dumps(row, ensure_ascii=False) for row in rows)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def report(step: int, loss: float) -> None:
+    if (step + 1) % 100 == 0:
+        print(f"step {step + 1:5d}  loss {loss:.3f}", flush=True)
 
 
 def main() -> None:
@@ -154,19 +162,16 @@ def main() -> None:
     heldout = draw_distinct(
         stream_prompts("heldout", args.seed, HELDOUT_DIGIT_SHARE), NUM_HELDOUT_PROMPTS
     )
-    write_jsonl(args.out / "arithmetic" / "train.jsonl", train)
-    write_jsonl(args.out / "arithmetic" / "heldout.jsonl", heldout)
+    for name, problems in (("train", train), ("heldout", heldout)):
+        write_jsonl(args.out / "arithmetic" / f"{name}.jsonl", map(asdict, problems))
 
     rng = random.Random(args.seed)
     lessons = [draw_lesson(lesson, rng) for lesson in LESSONS]
-    tokenizer = build_tokenizer([text for p in lessons[0] for text in (p.prompt, p.answer)])
-    model = build_model(tokenizer)
+    texts = [text for p in lessons[0] for text in (p.prompt, p.answer)]
+    tokenizer = build_tokenizer(texts, pieces="[0-9]", vocab_size=384)
+    model = build_model(tokenizer, width=128, inner=384, layers=4, max_new_tokens=32)
     num_params = sum(p.numel() for p in model.parameters())
     print(f"{num_params:,} parameters, {len(tokenizer)} tokens")
-
-    def report(step: int, loss: float) -> None:
-        if (step + 1) % 100 == 0:
-            print(f"step {step + 1:5d}  loss {loss:.3f}", flush=True)
 
     vocabulary = Vocabulary(tokenizer, frozenset([tokenizer.eos_token_id]))
     for lesson, problems in zip(LESSONS, lessons, strict=True):

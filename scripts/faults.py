@@ -53,6 +53,7 @@ def rows(bench: resume_rows.Bench, share: float) -> list[tuple[str, Callable[[],
         of_inputs("I4", 10_000),
         of_inputs("S5", 1_000),
         of_inputs("S6", 10),
+        of_inputs("S7", 27),
         of_inputs("S8", 1),
     ]
 

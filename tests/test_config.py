@@ -9,7 +9,13 @@ from helpers import changed, configured
 
 from tether.config import UPDATE_KINDS, Config, Section, walk_fields
 from tether.errors import UserError
-from tether.recipes import load_config, merge_overrides, read_recipe, shipped_recipes
+from tether.recipes import (
+    load_config,
+    merge_overrides,
+    read_recipe,
+    shipped_recipes,
+    validate_config,
+)
 
 SMALL = {
     "model": {"actor": "m"},
@@ -386,3 +392,36 @@ def test_the_critics_steps_are_the_actors_unless_given():
     given = {"lr": 0.1, "epochs": 2, "minibatch_rows": 5}
     config = configured({**SMALL, "critic": given}, actor__lr=0.5)
     assert (config.critic_lr, config.critic_epochs, config.critic_minibatch_rows) == (0.1, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "sentence"),
+    [
+        ({"tools": [{"kind": "search"}]}, "either a corpus or a url"),
+        ({"tools": [{"kind": "search", "corpus": "c", "url": "http://x"}]}, "not both"),
+        ({"tools": [{"kind": "search", "url": "ftp://x"}]}, "http://HOST:PORT/retrieve"),
+        (
+            {"tools": [{"kind": "search", "corpus": "c", "topk": 0}]},
+            r"rollout\.tools\.0\.topk is 0",
+        ),
+        ({"tools": [{"kind": "search", "corpus": "c", "x": 1}]}, r"rollout\.tools\.0\.x"),
+        ({"tools": ["serch"]}, r"rollout\.tools\.0\.kind is 'serch'"),
+        ({"tools": ["calculator"], "environment": "a.py:b"}, "exclude each other"),
+        ({"tools": ["calculator"], "max_response_tokens": 128}, "counts observations too"),
+        ({"state_masking": False}, "needs tools or an environment"),
+        ({"environment": "somewhere"}, r"rollout\.environment is 'somewhere'"),
+    ],
+)
+def test_tools_that_cannot_work_are_refused_by_name(rollout, sentence):
+    mapping = changed(SMALL, rollout__max_response_tokens=200)
+    mapping["rollout"] |= rollout
+    with pytest.raises(UserError, match=sentence):
+        validate_config(mapping)
+
+
+def test_tools_survive_the_way_through_a_runs_config():
+    tools = ["calculator", {"kind": "search", "corpus": "c.jsonl"}, {"kind": "a/b.py:f"}]
+    config = configured(SMALL, rollout__tools=tools, rollout__max_response_tokens=200)
+    assert validate_config(yaml.safe_load(config.to_yaml())).rollout == config.rollout
+    assert [tool.kind for tool in config.rollout.tools] == ["calculator", "search", "a/b.py:f"]
+    assert config.rollout.tools[1].topk == 3

@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from transformers import PreTrainedModel
 
-from tether.config import Config
+from tether.config import Config, RolloutSection
 from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.explain.trace import trace_prompt
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
 from tether.recipes import load_config, validate_config
 from tether.rewards.function import Reward
-from tether.rollout.episode import Draw, Greedy, SingleTurn
+from tether.rollout.episode import Draw, Greedy
 from tether.rollout.local import LocalSampler
+from tether.rollout.tools.build import build_turns
 from tether.run.checkpoints import latest_checkpoint
 from tether.run.directory import CONFIG, RUNS, is_run, refuse_taken
 from tether.run.reader import find_runs
@@ -34,7 +36,9 @@ from tether.train.scoring import response_texts
 from tether.train.sft import build_sft
 from tether.train.stage import StageResult, StageWatcher, run_stage
 from tether.train.watch import Watcher
+from tether.types import Prompts
 
+MAX_TOKENS = 64  # of a response, where nobody says
 ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
 
 
@@ -113,9 +117,15 @@ def evaluate(
 class Talker:
     """A loaded model that answers prompts."""
 
-    def __init__(self, model: str, max_tokens: int = 64, system_prompt: str | None = None) -> None:
+    def __init__(
+        self, model: str, max_tokens: int | None = None, system_prompt: str | None = None
+    ) -> None:
         self.model, self.vocabulary = load_plain(model)
-        self.max_tokens = max_tokens
+        settings = _rollout_settings(model)
+        self.episodes = build_turns(settings, self.vocabulary).episodes
+        # What tools say counts as well, so that a run with tools needs its own limit.
+        usual = settings.max_response_tokens if settings.is_multi_turn else MAX_TOKENS
+        self.max_tokens = max_tokens or usual
         self.system_prompt = system_prompt
 
     def respond(
@@ -134,10 +144,19 @@ class Talker:
         sampler = LocalSampler(self.vocabulary.eos_ids, self.max_tokens, temperature or 1.0)
         sampler.sync(self.model, 0)
         choice = Draw(seed, "generate", 0) if temperature > 0 else Greedy()
-        rollout = sampler.run([SingleTurn(ids)] * samples, choice)
+        asked = Prompts([prompt], [ids], [{}], [0], [""], [None])
+        rollout = sampler.run(self.episodes(asked.repeat(samples)), choice)
         texts = response_texts(rollout, self.vocabulary)
-        finished = [reason == "eos" for reason in rollout.finish_reasons]
+        finished = [reason != "length" for reason in rollout.finish_reasons]
         return list(zip(texts, finished, strict=True))
+
+
+def _rollout_settings(model: str) -> RolloutSection:
+    """A run goes on with the tools it was trained with; another model has none."""
+    if not is_run(Path(model)):
+        return RolloutSection()
+    config = yaml.safe_load((Path(model) / CONFIG).read_text(encoding="utf-8"))
+    return RolloutSection.model_validate(config.get("rollout", {}))
 
 
 def generate(
@@ -145,7 +164,7 @@ def generate(
     model: str | None = None,
     samples: int = 1,
     temperature: float = 0.0,
-    max_tokens: int = 64,
+    max_tokens: int | None = None,
     seed: int = 0,
 ) -> list[str]:
     """The responses of a run or model directory (default: the newest run) to one prompt."""

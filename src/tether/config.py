@@ -17,11 +17,13 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Tag,
     ValidationError,
     model_validator,
 )
@@ -161,6 +163,69 @@ class DataSection(Section):
         return [DataFile(path=given)] if isinstance(given, str) else given or []
 
 
+class ToolSection(Section):
+    """What every tool has."""
+
+    timeout_seconds: PositiveFloat = 10.0
+    """time one call may take before it counts as failed"""
+
+
+class SearchTool(ToolSection):
+    """`<search>query</search>`: documents of a corpus here, or of a server elsewhere."""
+
+    kind: Literal["search"]
+    """retrieval"""
+    corpus: str | None = None
+    """JSON lines of {"id": …, "contents": "title\\ntext"}, searched by BM25 in this process"""
+    url: str | None = None
+    """a server of Search-R1's protocol instead: http://HOST:PORT/retrieve"""
+    topk: PositiveInt = 3
+    """documents a query gets"""
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
+    """what a broken line of the corpus does: stop before training, or be left out and named"""
+    retries: NonNegativeInt = 2
+    """times a request to the server is made again, within timeout_seconds for all of them"""
+    max_bytes: PositiveInt = 1_000_000
+    """a server's answer that is larger is refused"""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SearchTool:
+        if (self.corpus is None) == (self.url is None):
+            raise ValueError("search needs either a corpus or a url, and not both")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url is {self.url!r}; write http://HOST:PORT/retrieve")
+        return self
+
+
+class CalculatorTool(ToolSection):
+    """`<calculate>1 + 2 * 3</calculate>`: exact arithmetic."""
+
+    kind: Literal["calculator"]
+    """arithmetic"""
+
+
+class OwnTool(ToolSection):
+    """A function of one's own, or an object with a name, a pattern and a call."""
+
+    kind: Annotated[str, Field(pattern=r"\.py:\w+$")]
+    """path/file.py:function"""
+
+
+def _tool_kind(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if kind in ("search", "calculator") else "own"
+
+
+TOOL_TAGS = ("search", "calculator", "own")
+AnyTool = Annotated[
+    Annotated[SearchTool, Tag("search")]
+    | Annotated[CalculatorTool, Tag("calculator")]
+    | Annotated[OwnTool, Tag("own")],
+    Discriminator(_tool_kind),
+    BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
+]
+
+
 class RolloutSection(Section):
     """How responses are sampled."""
 
@@ -175,8 +240,34 @@ class RolloutSection(Section):
     cache_tokens: PositiveInt = 16_384
     """tokens that the sampler's key-value cache holds; rows beyond that wait for a place"""
     reuse_log_probs: bool = False
-    """take the sampler's log-probs for the old ones and save a pass; the first ratio is then 1 to
-    1e-4, not to 1e-5"""
+    """take the sampler's log-probs for the old ones, saving a pass; ratios then start at 1 ± 1e-4"""
+    tools: list[AnyTool] = []
+    """what the policy may call: `calculator`, {kind: search, corpus: FILE}, path/file.py:name"""
+    environment: Annotated[str, Field(pattern=r"\.py:\w+$")] | None = None
+    """path/file.py:make; what it makes for each row, with `reset` and `step`, answers the policy"""
+    max_turns: PositiveInt = 4
+    """times the policy may write in an episode; a call that ends its last turn is not made"""
+    max_observation_tokens: PositiveInt = 128
+    """what a tool or environment says is cut to so many tokens, visibly"""
+    state_masking: bool = True
+    """keep observations out of the loss; false is an ablation that trains on them as well"""
+
+    @property
+    def is_multi_turn(self) -> bool:
+        return bool(self.tools) or self.environment is not None
+
+    @model_validator(mode="after")
+    def _turns_fit(self) -> RolloutSection:
+        if self.tools and self.environment is not None:
+            raise ValueError("tools and environment exclude each other; let `step` call the tools")
+        if self.is_multi_turn and self.max_observation_tokens >= self.max_response_tokens:
+            raise ValueError(
+                f"max_response_tokens is {self.max_response_tokens} and counts observations too, "
+                f"so it must be more than max_observation_tokens = {self.max_observation_tokens}"
+            )
+        if not self.is_multi_turn and not self.state_masking:
+            raise ValueError("state_masking: false needs tools or an environment; leave it out")
+        return self
 
 
 class RewardPart(Section):

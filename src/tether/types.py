@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-FinishReason = Literal["eos", "stop", "length"]  # stop: the episode said so
+# stop: the episode was over before an EOS; only "length" is truncated.
+FinishReason = Literal["eos", "stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,20 @@ class Prompts:
 
 
 @dataclass(frozen=True)
+class Call:
+    """What the policy asked of a tool or an environment, and what came of it."""
+
+    turn: int  # of the policy, from 0
+    name: str
+    arguments: str
+    result: str  # as the policy read it, before it was cut to tokens
+    seconds: float
+    cut: bool = False  # the policy read only the beginning
+    error: str | None = None
+    fault: Literal["policy", "tool"] | None = None  # whose the error is
+
+
+@dataclass(frozen=True)
 class Rollout:
     """What the sampler returned. Ids are as sampled: never edited, never re-tokenised."""
 
@@ -59,6 +74,7 @@ class Rollout:
     response_mask: Bool[Tensor, "rows response"]  # True = sampled by the policy, EOS included
     rollout_log_probs: Float[Tensor, "rows response"]
     finish_reasons: tuple[FinishReason, ...]
+    calls: tuple[tuple[Call, ...], ...] = ()  # a row; empty without tools
 
     @property
     def truncated(self) -> Bool[Tensor, " rows"]:

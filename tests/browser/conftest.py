@@ -95,6 +95,17 @@ def make_tool_run(run: Path) -> None:
     write(run / "metrics.jsonl", [{"iteration": 0, "score/mean": 1.0}])
     tokens = ["found", " it", "\n", "so", " 5", "<|end|>"]
     with_holes = row_of(0, "what is it?", tokens, holes=True)
+    with_holes["turns"] = [
+        {"policy": False, "text": "found"},
+        {"policy": True, "text": " it\n"},
+        {"policy": False, "text": "so"},
+        {"policy": True, "text": " 5<|end|>"},
+    ]
+    call = {"turn": 0, "name": "search", "arguments": "what", "seconds": 0.25, "fault": None}
+    with_holes["calls"] = [
+        {**call, "result": "found", "cut": True, "error": None},
+        {**call, "turn": 1, "result": "", "cut": False, "error": "no answer", "fault": "tool"},
+    ]
     older = row_of(1, "what was it?", tokens)
     for column in ("response_tokens", "usable", "greedy_score", "ref_log_probs", "whitening"):
         del older[column]

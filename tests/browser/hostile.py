@@ -174,7 +174,17 @@ def row_of(number: int, text: str, tokens: list[str], holes: bool = False) -> di
         "response_tokens": tokens,
         "response_mask": [not holes or i % 3 != 0 for i in range(len(tokens))],
         **dict.fromkeys([*log_probs, *rewards, *estimates], cells),
+        **(turns_of(tokens) if holes else {}),
     }
+
+
+def turns_of(texts: list[str]) -> dict:
+    """A row's turns and calls, with a text in every field and things that are neither."""
+    fields = ("turn", "name", "arguments", "result", "seconds", "cut", "error")
+    failed = [dict.fromkeys(fields, text) for text in texts]
+    fine = [{**call, "error": None} for call in failed]
+    turns = [{"policy": bool(i % 3), "text": text} for i, text in enumerate(texts)]
+    return {"turns": [*turns, texts[0], None], "calls": [*failed, *fine, texts[0], None]}
 
 
 def write(path: Path, records: list[dict]) -> None:

@@ -39,6 +39,10 @@ def test_a_hostile_model_directory_gets_none_of_its_wishes(world, tmp_path):
     hold(input_rows.row_s6(world, tmp_path, tries=20, seed=0))
 
 
+def test_a_hostile_retrieval_server_costs_single_rows_an_event(world, tmp_path):
+    hold(input_rows.row_s7(world, tmp_path, tries=4, seed=0))
+
+
 def test_training_and_talking_need_no_network(world, tmp_path):
     if lacking := no_network.why_not_here():
         pytest.skip(lacking)

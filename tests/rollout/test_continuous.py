@@ -6,8 +6,8 @@ from conftest import tiny_llama
 from helpers import response, slow_log_probs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from models.families import FAMILIES, make_family
+
 from tether.config import LoraSection
 from tether.models import packing
 from tether.models.adapters import add_adapter, learned
@@ -136,9 +136,7 @@ class Chatty:
 def test_rows_with_observations_of_any_length_run_at_their_own_pace(tiny_model, worlds, slots):
     """Each row's log-probs are those of a lone forward over all that it sampled and heard."""
     prompts = PROMPTS[: len(worlds) + 1]
-    episodes = [
-        Chatty(ids, world) for ids, world in zip(prompts, [*worlds, [[1, 2]]], strict=True)
-    ]
+    episodes = [Chatty(ids, world) for ids, world in zip(prompts, [*worlds, [[1, 2]]], strict=True)]
     sampler = LocalSampler(frozenset(), 20, 1.0, slots * 26)
     sampler.sync(tiny_model, 0)
     rollout = sampler.run(episodes, Draw(3, "t", 0))
@@ -158,7 +156,9 @@ def test_an_adapter_is_merged_for_the_rollout_and_the_base_is_untouched():
     add_adapter(model, LoraSection(rank=4, alpha=16.0), 3, "actor")
     for name, weight in learned(model).items():
         if "lora_B" in name:
-            weight.data = 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(5))
+            weight.data = 0.1 * torch.randn(
+                weight.shape, generator=torch.Generator().manual_seed(5)
+            )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     rollout = sampled(model, PROMPTS)
     for name, tensor in model.state_dict().items():

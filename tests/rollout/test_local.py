@@ -17,7 +17,6 @@ from tether.rollout.episode import Done, Draw, Greedy, Observe, SingleTurn
 
 PROMPTS = [[5, 9, 200, 4], [1], [11, 12], [0, 0, 0, 0, 0, 21], [7, 7], [250]]
 MANY_EOS = tuple(range(0, 256, 8))  # so that rows end at different columns
-MANY_STOPS = tuple(range(4, 256, 8))  # where a turn ends and a tool speaks
 
 
 def same(a, b) -> bool:
@@ -148,37 +147,41 @@ def test_another_seed_iteration_or_purpose_samples_otherwise(tiny_model, other):
     assert not torch.equal(a.response_ids, b.response_ids)
 
 
+STOPS = tuple(range(3, 256, 8))  # no EOS: tokens that end a turn
+
+
 @dataclass
 class Tool:
-    """Answers the first stops of the policy with tokens of its own, then is done."""
+    """Answers the first turns of the policy with tokens of its own, then is done."""
 
     prompt_ids: list[int]
     observations: list[list[int]]
+    stops: tuple[int, ...] = STOPS
     turns: list[list[int]] = field(default_factory=lambda: [[]])
 
     def take(self, token: int) -> bool:
         self.turns[-1].append(token)
-        return token in MANY_STOPS
+        return token in self.stops
 
     def answer(self) -> Observe | Done:
+        if not self.observations:
+            return Done()
         self.turns.append([])
-        return Observe(self.observations.pop(0)) if self.observations else Done()
+        return Observe(self.observations.pop(0))
 
 
 def test_observed_tokens_are_read_but_not_sampled_and_the_policy_goes_on(tiny_model):
     """Tool output is in response_ids, masked, of log-prob 0; what follows is conditioned on it."""
     tool = Tool([5, 9], [[101, 102, 103], [111]])
     plain = SingleTurn([11, 12, 13])
-    rollout = sample(
-        tiny_model, [], limit=60, eos_ids=(), episodes=[tool, plain], choice=Draw(1, "t", 0)
-    )
+    rollout = sample(tiny_model, [], limit=60, episodes=[tool, plain], choice=Draw(1, "t", 0))
     ids, mask = response(rollout, 0), rollout.response_mask[0].tolist()
-    first, second, third, _ = tool.turns
+    first, second, third = tool.turns
     assert ids == [*first, 101, 102, 103, *second, 111, *third]
     observed = [False] * 3, [False]
     expected = [True] * len(first) + observed[0] + [True] * len(second) + observed[1]
     assert mask[: len(ids)] == expected + [True] * len(third)
-    assert all(turn[-1] in MANY_STOPS for turn in (first, second, third))
+    assert all(turn[-1] in STOPS for turn in tool.turns)
     assert rollout.finish_reasons == ("stop", "length")
 
     scored = slow_log_probs(tiny_model, [5, 9], ids)
@@ -197,12 +200,28 @@ def test_the_other_rows_of_a_batch_do_not_notice_a_tool(tiny_model):
     assert response(a, 0) == response(b, 0)
 
 
+def test_an_eos_ends_an_episode_of_several_turns_without_a_question(tiny_model):
+    every = tuple(range(256))
+    tool = Tool([5, 9], [[101]], stops=every)
+    rollout = sample(tiny_model, [], eos_ids=every, episodes=[tool])
+    assert rollout.finish_reasons == ("eos",)
+    assert rollout.response_lengths.tolist() == [1]
+    assert tool.observations == [[101]]  # nobody asked for it
+    assert tool.turns == [response(rollout, 0)]  # but it was told
+
+
 def test_tool_output_that_fills_the_response_truncates_it(tiny_model):
     """Trap 4: and nothing of it is marked as sampled."""
-    tool = Tool([5, 9], [list(range(100, 160))])
-    rollout = sample(tiny_model, [], limit=20, episodes=[tool], choice=Draw(1, "t", 0))
-    said = len(tool.turns[0])
-    assert 0 < said < 20
+    tool = Tool([5, 9], [list(range(100, 160))], stops=tuple(range(256)))
+    rollout = sample(tiny_model, [], limit=20, episodes=[tool])
     assert rollout.finish_reasons == ("length",)
-    assert response(rollout, 0)[said:] == list(range(100, 120 - said))
-    assert rollout.response_mask[0].tolist() == [True] * said + [False] * (20 - said)
+    assert response(rollout, 0)[1:] == list(range(100, 119))
+    assert rollout.response_mask[0].tolist() == [True] + [False] * 19
+
+
+def test_an_episode_that_is_over_with_its_last_token_is_not_truncated(tiny_model):
+    """Trap 4: the answer is asked for before the length is."""
+    tool = Tool([5, 9], [], stops=tuple(range(256)))
+    rollout = sample(tiny_model, [], limit=1, episodes=[tool])
+    assert rollout.finish_reasons == ("stop",)
+    assert not rollout.truncated.any()

@@ -297,5 +297,8 @@ def test_a_scorer_that_is_called_sees_prompt_response_and_columns(build):
     assert isinstance(roles.reward, InProcessScorer)
     run_iteration(0, CONTROLS, roles, config)
     assert len(seen) == 12
-    assert all(set(row) == {"prompt", "answer", "response", "finished"} for row in seen)
+    given = {"prompt", "answer", "response", "finished", "policy_turns", "observations"}
+    assert all(set(row) == given for row in seen)
+    assert all(row["policy_turns"] == [row["response"]] for row in seen)
+    assert all(row["observations"] == [] for row in seen)
     assert all(sum(map(int, row["prompt"][:-2].split("+"))) == int(row["answer"]) for row in seen)

@@ -26,7 +26,10 @@ def generate(
         float | None,
         typer.Option(min=0.0, help="0 takes the likeliest token; default 0, or 1 with --samples."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")] = 64,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest response, in tokens; default 64, or as its tools need."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other samples.")] = 0,
 ) -> None:
     """Talk to a model.

@@ -18,6 +18,7 @@ from tether.cli import (
     listing,
     resume,
     reward_model,
+    serve_retriever,
     sft,
     trace,
     train,
@@ -47,6 +48,7 @@ app.command("view")(view.view)
 app.command("trace", **trace.COMMAND)(trace.trace)
 app.command("kl", **kl.COMMAND)(kl.kl)
 app.command("examples")(examples.examples)
+app.command("serve-retriever")(serve_retriever.serve_retriever)
 app.command("recipes")(listing.recipes)
 app.command("runs")(listing.runs)
 

@@ -59,4 +59,5 @@ class GivenFirst:
                 [[0.0] * len(self.given_ids), *kept], rollout.rollout_log_probs.dtype
             ).to(device),
             finish_reasons=("eos", *rollout.finish_reasons[1:]),
+            calls=((), *rollout.calls[1:]) if rollout.calls else (),
         )

@@ -14,6 +14,7 @@ def find_notes(record: Mapping[str, Any], subject: Subject) -> list[str]:
     remarks = {
         "note_given": record["response_given"],
         "note_sampled": not record["response_given"],
+        "note_masked": not all(tokens["response_mask"]),
         "note_truncated": record["finish_reason"] == "length" and record["score"] is not None,
         "note_bootstrap": record["finish_reason"] == "length" and record["score"] is None,
         "note_no_reference": not kl.needs_reference,

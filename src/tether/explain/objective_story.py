@@ -89,7 +89,8 @@ def tell_after(record: Mapping[str, Any], speak: Say, explain: bool) -> Section:
 
     rows = [[speak("token"), *(heading for heading, _, _ in columns)]]
     for t, text in enumerate(tokens["response_tokens"]):
-        rows.append([text, *(cells[t] for _, cells, _ in columns)])
+        counts = tokens["response_mask"][t]
+        rows.append([text, *(cells[t] if counts else number(None) for _, cells, _ in columns)])
     blocks: list[str | Table] = [_step(record, speak), Table(rows)]
     blocks += [_why(verdict, settings, speak) for verdict in _occurring(after["verdicts"])]
     blocks += _sums(record, "after", speak)

@@ -18,6 +18,7 @@ def tell(record: Mapping[str, Any], language: Language, explain: bool) -> list[S
 
     return [
         _heading(record, speak),
+        *([_turns(record, speak)] if "turns" in record else []),
         *_roles(record, speak, explain),
         _token_table(record, speak, explain),
         *([_group(record, speak)] if record["settings"]["rows"] > 1 else []),
@@ -31,16 +32,33 @@ def _heading(record: Mapping[str, Any], speak: Say) -> Section:
     source = record["columns_source"]
     if source in ("typed", "sum"):
         source = speak(f"source_{source}")
+    ended = f"finish_{record['finish_reason']}"
     columns = ", ".join(f"{name} = {value}" for name, value in record["columns"].items())
     rows = [
         [speak("model"), record["model"]],
         [speak("prompt"), record["prompt"]],
         [speak("response"), record["response"]],
-        [speak("finish"), speak("given" if record["response_given"] else record["finish_reason"])],
+        [speak("finish"), speak("given" if record["response_given"] else ended)],
     ]
     if columns:
         rows.append([speak("reward_given"), f"{columns}  ({source})"])
     return Section(speak("title_trace"), [speak("colon").join(row) for row in rows])
+
+
+def _turns(record: Mapping[str, Any], speak: Say) -> Section:
+    """What the policy wrote and what it was told, then every call."""
+    said = [[speak("turn_of"), speak("text")]]
+    for turn in record["turns"]:
+        said.append([speak("by_policy" if turn["policy"] else "by_tool"), turn["text"]])
+    calls = [[speak("turn"), speak("tool"), speak("arguments"), speak("result")]]
+    for call in record["calls"]:
+        wrong = f"{speak('error')}{speak('colon')}{call['error']}" if call["error"] else ""
+        result = wrong or call["result"] + (f"  ({speak('cut')})" if call["cut"] else "")
+        calls.append([str(call["turn"]), call["name"], call["arguments"], result])
+    blocks: list[str | Table] = [Table(said, numbers_from=2)]
+    if record["calls"]:
+        blocks.append(Table(calls, numbers_from=4))
+    return Section(speak("title_turns"), blocks)
 
 
 def _roles(record: Mapping[str, Any], speak: Say, explain: bool) -> list[Section]:
@@ -149,7 +167,9 @@ def _token_table(record: Mapping[str, Any], speak: Say, explain: bool) -> Sectio
     rows = [[speak("token"), *map(speak, COLUMNS)]]
     for t, text in enumerate(tokens["response_tokens"]):
         cells = [str(tokens["response_ids"][t])]
-        cells += [number(tokens[name][t]) for name in list(COLUMNS.values())[1:]]
+        counts = tokens["response_mask"][t]
+        names = list(COLUMNS.values())[1:]
+        cells += [number(tokens[name][t] if counts else None) for name in names]
         rows.append([text, *cells])
     blocks: list[str | Table] = [Table(rows)]
     if explain:

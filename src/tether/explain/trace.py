@@ -10,7 +10,8 @@
     settings         the numbers of the recipe that enter the formulas
     shapes           of every tensor, [rows, tokens]; all lists below are row 0
     prompt_ids, prompt_tokens
-    response         its text; response_given: typed, not sampled; finish_reason: eos or length
+    response         its text; response_given: typed, not sampled; finish_reason: eos, stop, length
+    turns, calls     with tools: who said what, and what was asked of whom, as in rollouts/
     score            of the reward; null where the critic's value stands for it
     greedy_score     ReMax's baseline; final_value: value after the last token
     tokens           a list a token for response_ids, response_tokens, response_mask,
@@ -213,6 +214,7 @@ def _row(outcome: Outcome, roles: Roles, config: Config, given: bool) -> dict[st
         "response": row["response"],
         "response_given": given,
         "finish_reason": row["finish_reason"],
+        **{name: row[name] for name in ("turns", "calls") if name in row},
         "score": row["score"],
         "greedy_score": row["greedy_score"],
         "final_value": row["final_value"],

@@ -13,6 +13,7 @@ WORDS: dict[str, tuple[str, str]] = {
     # Headings of a trace, in the order of the data flow.
     "title_trace": ("One prompt through one iteration of PPO", "一条提示词走完一轮 PPO"),
     "title_actor": ("1 Actor: writes the response", "1 策略模型（actor）：生成回答"),
+    "title_turns": ("Turns and calls of tools", "各轮对话与工具调用"),
     "title_reference": (
         "2 Reference: the frozen copy reads it",
         "2 参考模型（reference）：冻结的副本再读一遍",
@@ -47,9 +48,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "prompt": ("prompt", "提示词"),
     "response": ("response", "回答"),
     "finish": ("ended by", "结束原因"),
-    "eos": ("EOS, by the model itself", "模型自己输出了结束符"),
+    "finish_eos": ("EOS, by the model itself", "模型自己输出了结束符"),
+    "finish_stop": ("the episode: it was over", "对话已经完成"),
     "given": ("EOS, put after the given text", "给定文本之后补上的结束符"),
-    "length": ("the length limit: truncated", "达到长度上限：被截断"),
+    "finish_length": ("the length limit: truncated", "达到长度上限：被截断"),
     "reward_given": ("reward given", "奖励函数得到"),
     "estimator": ("estimator", "优势估计方法"),
     "update": ("update", "更新方式"),
@@ -74,6 +76,16 @@ WORDS: dict[str, tuple[str, str]] = {
     "clipped": ("clipped?", "是否裁剪"),
     "row": ("row", "行"),
     "sum_reward": ("Σ reward", "奖励之和"),
+    "turn": ("turn", "轮次"),
+    "turn_of": ("who", "谁"),
+    "text": ("text", "文本"),
+    "by_policy": ("policy", "策略"),
+    "by_tool": ("tool (read only)", "工具（只读）"),
+    "tool": ("tool", "工具"),
+    "arguments": ("asked", "参数"),
+    "result": ("answered", "返回"),
+    "error": ("error", "错误"),
+    "cut": ("cut", "已截断"),
     "in_words": ("In plain words", "用大白话说"),
     "at_token": (" (numbers of {token}): ", "（{token} 处的数）："),
     "colon": (": ", "："),
@@ -229,6 +241,12 @@ WORDS: dict[str, tuple[str, str]] = {
         "Sampled as in training, at temperature {temperature} with seed {seed}; another --seed "
         "gives another response.",
         "与训练时一样采样：温度 {temperature}，种子 {seed}；换 --seed 会得到别的回答。",
+    ),
+    "note_masked": (
+        "Tokens with – instead of numbers are a tool's. The policy read them and did not write "
+        "them, so they have no loss, no reward, no KL and no advantage.",
+        "数字处为 – 的词元来自工具：策略只是读到它们，并没有写出它们，因此没有损失、奖励、KL，"
+        "也没有优势。",
     ),
     "note_truncated": (
         "Truncated, and scored as it is; nothing is expected to follow (advantage.truncation "

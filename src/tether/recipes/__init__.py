@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tether.config import UPDATE_KINDS, Config, walk_fields
+from tether.config import TOOL_TAGS, UPDATE_KINDS, Config, walk_fields
 from tether.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -125,7 +125,7 @@ def _find_section(
 def _sentence(error: dict[str, Any], schema: type[BaseModel]) -> str:
     """One pydantic error as one sentence with the field and what to write."""
     # Inside a union the location names the kind as well, which is no part of the dotted name.
-    field = ".".join(str(part) for part in error["loc"] if part not in UPDATE_KINDS)
+    field = ".".join(str(part) for part in error["loc"] if part not in (*UPDATE_KINDS, *TOOL_TAGS))
     match error["type"]:
         case "extra_forbidden":
             return _unknown(field, schema)

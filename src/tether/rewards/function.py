@@ -2,7 +2,8 @@
 
 Three kinds of signature are told apart by those names:
 
-    plain   f(prompt, response, finished, and columns by name) -> number or None
+    plain   f(prompt, response, finished, policy_turns, observations, and columns by name)
+            -> number or None
     verl    f(data_source, solution_str, ground_truth, extra_info=None) -> number, or {"score": …}
     TRL     f(prompts, completions, and columns by name) -> list of a number or None a completion
 """
@@ -21,7 +22,7 @@ Reward = Callable[..., Any]
 
 LARGEST_SCORE = 1e15  # its square is still finite in float32
 LONGEST_PROBLEM = 500  # characters; what a reward raises may quote a whole response
-ROW_ARGUMENTS = ("prompt", "response", "finished")
+ROW_ARGUMENTS = ("prompt", "response", "finished", "policy_turns", "observations")
 VERL_COLUMNS = ("data_source", "ground_truth", "extra_info")
 
 
@@ -37,7 +38,7 @@ def load_reward(kind: str, field: str = "reward.kind") -> Reward:
         )
     if not Path(path).is_file():
         raise UserError(f"{field} names {path}, which is not a file.")
-    function = getattr(_import_file(Path(path)), name, None)
+    function = getattr(import_file(Path(path)), name, None)
     if not callable(function):
         raise UserError(f"{field}: {path} has no function {name!r}.")
     return function
@@ -140,8 +141,9 @@ def _only_score(scores: Any) -> Any:
     return scores[0]
 
 
-def _import_file(path: Path) -> object:
-    spec = importlib.util.spec_from_file_location(f"tether_reward_{path.stem}", path)
+def import_file(path: Path) -> object:
+    """The module of a user's own file."""
+    spec = importlib.util.spec_from_file_location(f"tether_own_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses, among others, look their module up there
     try:

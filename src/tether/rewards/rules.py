@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from tether.errors import UserError
+from tether.rewards.search import search_answer, search_format, search_retrieval
 
 # A minus is a sign unless something stands before it that it could be taken from, as in 7-3.
 SIGN = r"(?:(?<![A-Za-z0-9)\]])-)?"
@@ -86,6 +87,9 @@ RULES: dict[str, Callable[..., float]] = {
     "regex": regex,
     "length": length,
     "format": follows_format,
+    "search_answer": search_answer,
+    "search_format": search_format,
+    "search_retrieval": search_retrieval,
 }
 
 

@@ -1,9 +1,10 @@
-"""What a sampler runs: an episode answers each stop of the policy."""
+"""What a sampler runs: an episode reads the policy's tokens and answers each of its turns."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from tether.types import Prompts, Rollout
+from tether.types import Call, Prompts, Rollout
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Done:
 
 @runtime_checkable
 class Episode(Protocol):
+    """One prompt and all that follows it. EOS always ends it, without a question to `answer`."""
+
     prompt_ids: list[int]
 
     def take(self, token: int) -> bool:
@@ -27,13 +30,13 @@ class Episode(Protocol):
         ...
 
     def answer(self) -> Observe | Done:
-        """What follows the turn that just ended. An EOS token ends the episode unasked."""
+        """What follows the turn that just ended. May call a tool."""
         ...
 
 
 @dataclass(frozen=True)
 class SingleTurn:
-    """A prompt and one response to it."""
+    """A prompt and one response to it, up to EOS."""
 
     prompt_ids: list[int]
 
@@ -44,8 +47,17 @@ class SingleTurn:
         return Done()
 
 
+Episodes = Callable[[Prompts], Sequence[Episode]]  # fresh ones, an episode a prompt
+
+
 def single_turns(prompts: Prompts) -> list[SingleTurn]:
     return [SingleTurn(ids) for ids in prompts.ids]
+
+
+def calls_of(episodes: Sequence[Episode]) -> tuple[tuple[Call, ...], ...]:
+    """What each episode asked of its tools, for the rollout; nothing where none has any."""
+    calls = tuple(tuple(getattr(episode, "calls", ())) for episode in episodes)
+    return calls if any(calls) else ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,6 @@ class Sampler(Protocol):
         """Take the policy's weights as of this iteration."""
         ...
 
-    def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
+    def run(self, episodes: Sequence[Episode], choice: Draw | Greedy) -> Rollout:
         """Every episode to its end; row i of the rollout is episode i."""
         ...

@@ -18,7 +18,8 @@ from tether.models.forward import read_on, read_prompts, trunk
 from tether.models.heads import tempered_logits
 from tether.models.packing import packed
 from tether.rollout.choose import choose_tokens
-from tether.rollout.episode import Done, Draw, Episode, Greedy, Observe
+from tether.rollout.episode import Done, Draw, Episode, Greedy, Observe, calls_of
+from tether.rollout.turns import answer_all
 from tether.types import FinishReason, Rollout
 
 PREFILL_TOKENS = 2048  # padded tokens of prompts that are read at once
@@ -91,7 +92,7 @@ class LocalSampler:
         self.version = version
 
     @torch.no_grad()
-    def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
+    def run(self, episodes: Sequence[Episode], choice: Draw | Greedy) -> Rollout:
         rows = [Row(number, episode) for number, episode in enumerate(episodes)]
         with adapter_merged(self.model), packed(self.model):
             self._decode(rows, choice)
@@ -129,10 +130,16 @@ class LocalSampler:
             row.take(token, log_prob, self.eos_ids, self.max_response_tokens)
 
     def _answer_turns(self, live: list[Row]) -> None:
-        """Where the policy's turn is over the environment speaks, in the order of the rows."""
+        """Where the policy's turn is over the environment speaks.
+
+        All of it is heard before anything more is sampled, in the order of the rows: nothing
+        depends on which tool was faster.
+        """
         over = [row for row in live if row.turn_over and row.finish is None]
-        for row in sorted(over, key=lambda row: row.number):
-            row.hear(row.episode.answer(), self.max_response_tokens)
+        over.sort(key=lambda row: row.number)
+        answers = answer_all([row.episode for row in over])
+        for row, answer in zip(over, answers, strict=True):
+            row.hear(answer, self.max_response_tokens)
 
     def _make_cache(self, rows: list[Row]) -> SlotCache:
         config = self.model.config
@@ -153,6 +160,7 @@ class LocalSampler:
             response_mask=pad_right([row.sampled for row in rows], torch.bool).to(device),
             rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
             finish_reasons=tuple(row.finish for row in rows),
+            calls=calls_of([row.episode for row in rows]),
         )
 
 

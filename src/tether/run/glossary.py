@@ -25,7 +25,7 @@ METRICS: dict[str, Entry] = {
         "Which part earns the score. One that rises while another falls: look at their weights.",
     ),
     "response/length_mean": Entry(
-        "tokens a response, EOS included",
+        "tokens a response that the policy wrote, EOS included",
         "Watch for drift. A rise towards `rollout.max_response_tokens` often means rambling, a "
         "fall towards 1 a policy that gives up.",
     ),
@@ -33,6 +33,20 @@ METRICS: dict[str, Entry] = {
         "share of responses that the model ended itself; the others were truncated",
         "Near 1 is healthy. Low: raise `rollout.max_response_tokens`, or the model never learnt "
         "to stop.",
+    ),
+    "tools/calls_mean": Entry(
+        "calls of tools a response, those that failed included (only with tools)",
+        "Rises as the policy learns to ask. 0: it never does, see the prompt; at "
+        "`rollout.max_turns` - 1: it may ask too much.",
+    ),
+    "tools/invalid_mean": Entry(
+        "calls a response that could not be made: marks that nobody can read, wrong arguments, "
+        "no turn left (only with tools)",
+        "Should fall. The reasons are in `rollouts/`, under `calls`.",
+    ),
+    "tools/observed_tokens_mean": Entry(
+        "tokens a response that the policy read and did not write (only with tools)",
+        "They count towards `rollout.max_response_tokens`, and in no loss.",
     ),
     "rollout/log_prob_diff_max": Entry(
         "largest gap between the sampler's log-prob of a token and the training forward's",
@@ -228,5 +242,9 @@ EVALS: dict[str, Entry] = {
     "kl": Entry(
         "mean KL from the reference of a sampled response, in nats",
         "What the score has cost so far. 0 before training, if the reference is the actor.",
+    ),
+    "calls": Entry(
+        "calls of tools a sampled response; null without tools",
+        "How often it asks before it answers.",
     ),
 }

@@ -22,7 +22,7 @@ from tether.train.resume import (
     is_finished,
     refuse_changes,
 )
-from tether.train.roles import Roles, broken_rows, build_roles
+from tether.train.roles import Roles, build_roles
 from tether.train.watch import Watcher
 
 
@@ -74,7 +74,7 @@ def _run(run: Path, config: Config, roles: Roles, watch: Watcher, start: Start) 
             watch.resumed(done, start.checkpoint)
             for event in start.events:
                 watch.warned(event.message)
-        skipped = [Event("bad_row", problem) for problem in broken_rows(roles)]
+        skipped = [Event("bad_row", problem) for problem in roles.broken]
         writer.events(done, skipped)
         if skipped:
             watch.warned(f"{len(skipped)} broken data rows left out; {skipped[0].message}")

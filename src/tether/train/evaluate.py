@@ -9,10 +9,11 @@ from typing import Any
 from tether.algo.kl import k1
 from tether.config import Config
 from tether.data.collate import join
-from tether.rollout.episode import Draw, Greedy, single_turns
+from tether.rollout.episode import Draw, Greedy
 from tether.run.directory import EVALS
 from tether.run.events import Event
 from tether.run.reader import read_lines
+from tether.train.outcome import call_events, calls_made
 from tether.train.roles import Roles
 from tether.train.scoring import score_responses
 from tether.types import Prompts, Scores
@@ -40,6 +41,7 @@ class Evaluation:
     greedy: Estimate
     sampled: Estimate
     kl: float | None  # mean KL to the reference of a sampled response, in nats
+    calls: float | None = None  # of tools that a sampled response made; None without tools
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,7 +50,7 @@ class Evaluation:
     def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":
         """Back from a line of evals.jsonl."""
         greedy, sampled = (Estimate(**record[name]) for name in ("greedy", "sampled"))
-        return cls(record["iteration"], greedy, sampled, record["kl"])
+        return cls(record["iteration"], greedy, sampled, record["kl"], record.get("calls"))
 
 
 def read_evaluations(run: Path) -> list[Evaluation]:
@@ -61,9 +63,8 @@ def evaluate(
 ) -> tuple[Evaluation, list[Event]]:
     """One greedy and one sampled response a prompt; the draws are the same at every evaluation."""
     roles.sampler.sync(roles.actor.model, iteration)
-    episodes = single_turns(prompts)
-    greedy = roles.sampler.run(episodes, Greedy())
-    sampled = roles.sampler.run(episodes, Draw(config.seed, "evaluate", 0))
+    greedy = roles.sampler.run(roles.episodes(prompts), Greedy())
+    sampled = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "evaluate", 0))
     sequences, mask = join(sampled), sampled.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
@@ -75,8 +76,10 @@ def evaluate(
         greedy=estimate(greedy_scores),
         sampled=estimate(sampled_scores),
         kl=float(kl.sum() / len(prompts)) if config.kl.needs_reference else None,
+        calls=calls_made(sampled) / len(prompts) if config.rollout.is_multi_turn else None,
     )
-    return evaluation, [*greedy_events, *sampled_events]
+    failed = [*call_events(greedy), *call_events(sampled)]
+    return evaluation, [*failed, *greedy_events, *sampled_events]
 
 
 def estimate(scores: Scores) -> Estimate:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tether import assets
-from tether.config import Config
+from tether.config import Config, OwnTool, SearchTool
 from tether.models.loading import find_model
 from tether.rewards.parts import learned_model, parts_of
 
@@ -33,6 +33,13 @@ def _files(config: Config) -> Iterator[tuple[str, Path]]:
         for number, file in enumerate(files):
             which = "" if len(files) == 1 else f"[{number}]"
             yield f"data.{split}{which}", assets.resolve(file.path)
+    for number, tool in enumerate(config.rollout.tools):
+        if isinstance(tool, SearchTool) and tool.corpus is not None:
+            yield f"rollout.tools[{number}].corpus", assets.resolve(tool.corpus)
+        elif isinstance(tool, OwnTool):
+            yield f"rollout.tools[{number}]", Path(tool.kind.rpartition(":")[0])
+    if config.rollout.environment is not None:
+        yield "rollout.environment", Path(config.rollout.environment.rpartition(":")[0])
     for part in parts_of(config.reward):
         path, colon, _ = part.kind.rpartition(":")
         if colon and part.model is None:

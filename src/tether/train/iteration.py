@@ -6,11 +6,12 @@ from tether.algo.masked import masked_moments, whiten
 from tether.algo.rewards import place_scores, shape_rewards
 from tether.config import Config
 from tether.data.collate import join
-from tether.rollout.episode import Draw, single_turns
+from tether.rollout.episode import Draw
 from tether.train.controls import Controls
 from tether.train.guards import drop_non_finite_rows, keep
 from tether.train.interrupt import Interrupt
-from tether.train.outcome import Clock, Outcome, moments_events
+from tether.train.masking import mask_states
+from tether.train.outcome import Clock, Outcome, call_events, moments_events
 from tether.train.reading import read_before_updates
 from tether.train.roles import Roles
 from tether.train.scoring import score_greedy, score_rollout
@@ -34,12 +35,13 @@ def run_iteration(
         iteration, config.rollout.prompts, config.seed, config.data.shuffle
     ).repeat(config.rollout.samples_per_prompt)
     roles.sampler.sync(roles.actor.model, iteration)
-    rollout = roles.sampler.run(single_turns(prompts), Draw(config.seed, "token", iteration))
+    rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "token", iteration))
     clock.lap("rollout")
 
     # The reward scores each response; a row without a score leaves here, from all that follows.
     scores, events = score_rollout(prompts, rollout, roles, config)
     greedy_scores = score_greedy(prompts, roles, config)
+    rollout = mask_states(rollout, roles.actor, config.rollout.state_masking)
     mask = rollout.response_mask & scores.usable[:, None]
     clock.lap("reward")
 
@@ -113,6 +115,7 @@ def run_iteration(
         actor=actor_report,
         critic=critic_report,
         events=[
+            *call_events(rollout),
             *events,
             *unreadable,
             *moments_events(moments, config),

@@ -85,8 +85,7 @@ class Loop:
             self._iterate()
 
     def _check(self) -> None:
-        for section in self.config.kl.ablations:
-            warning = f"{section} is an ablation: its estimator may lead to a wrong policy"
+        for warning in _ablations(self.config):
             self.writer.events(self.began_at, [Event("ablation", warning)])
             self.watch.warned(warning)
         with self.interrupt.droppable():
@@ -186,6 +185,20 @@ def finished_result(run: Path, config: Config, evaluations: list[Evaluation]) ->
     """Of a run that has nothing left to do."""
     done, found = config.train.iterations, {e.iteration: e for e in evaluations}
     return Result(run, done, found.get(0), found.get(done), 0.0, None, resumed_from=done)
+
+
+def _ablations(config: Config) -> list[str]:
+    """What the config asks for though it is known to be wrong."""
+    warnings = [
+        f"{section} is an ablation: its estimator may lead to a wrong policy"
+        for section in config.kl.ablations
+    ]
+    if not config.rollout.state_masking:
+        warnings.append(
+            "rollout.state_masking false is an ablation: the policy learns from tokens that it "
+            "did not write"
+        )
+    return warnings
 
 
 def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:

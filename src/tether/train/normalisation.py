@@ -8,8 +8,9 @@ from tether.models.critic import Critic
 from tether.models.loading import find_model, load_causal_lm, load_vocabulary
 from tether.models.reward_model import load_reward_model, read_head
 from tether.rewards.learned import LearnedScorer, Scale, measure_scale
-from tether.rollout.episode import Draw, single_turns
+from tether.rollout.episode import Draw
 from tether.rollout.local import LocalSampler
+from tether.rollout.tools.build import build_turns
 from tether.types import Prompts, Rollout
 
 NUM_RESPONSES = 256  # of the reference: the mean is then known to a sixteenth of a deviation
@@ -53,13 +54,14 @@ def _reference_responses(
     vocabulary = load_vocabulary(name, model, settings.hub)
     sampler = LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature)
     sampler.sync(model, 0)
-    sampled: Rollout = sampler.run(single_turns(prompts), Draw(config.seed, "normalise", 0))
+    episodes = build_turns(rollout, vocabulary).episodes(prompts)
+    sampled: Rollout = sampler.run(episodes, Draw(config.seed, "normalise", 0))
     ids, lengths = sampled.response_ids.tolist(), sampled.response_lengths.tolist()
     return [
         {
             "prompt": prompts.messages[row] or prompts.texts[row],
             "response": vocabulary.decode(ids[row][: lengths[row]]),
-            "finished": sampled.finish_reasons[row] == "eos",
+            "finished": sampled.finish_reasons[row] != "length",
         }
         for row in range(len(prompts))
     ]

@@ -61,7 +61,7 @@ class Outcome:
         mask, tokens, rows = e.response_mask, e.response_mask.sum(), usable.sum()
         scores = self.scores.values
         differences = (e.old_log_probs - self.rollout.rollout_log_probs).abs()
-        ended = sum(reason == "eos" for reason in self.rollout.finish_reasons)
+        ended = sum(reason != "length" for reason in self.rollout.finish_reasons)
 
         meter = Meter()
         scored = self.scores.scored
@@ -71,6 +71,13 @@ class Outcome:
             meter.record(f"score/part/{name}", Mean(numbers.sum(), scored.sum()))
         meter.record("response/length_mean", Mean(mask.sum(), rows))
         meter.record("response/eos_rate", Mean(ended, len(usable)))
+        if config.rollout.is_multi_turn:
+            observed = self.rollout.response_lengths.sum() - self.rollout.response_mask.sum()
+            meter.record("tools/calls_mean", Mean(calls_made(self.rollout), len(usable)))
+            meter.record(
+                "tools/invalid_mean", Mean(calls_at_fault(self.rollout, "policy"), len(usable))
+            )
+            meter.record("tools/observed_tokens_mean", Mean(observed, len(usable)))
         meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
         if config.kl.needs_reference:
             kl = k1(e.old_log_probs, e.ref_log_probs, mask).sum()
@@ -108,6 +115,28 @@ class Outcome:
             "time/iteration": total,
             "throughput/tokens_per_second": tokens / total,
         }
+
+
+def calls_made(rollout: Rollout) -> int:
+    """Calls that reached a tool, whatever came of them."""
+    return sum(call.fault != "policy" for calls in rollout.calls for call in calls)
+
+
+def calls_at_fault(rollout: Rollout, whose: str) -> int:
+    return sum(call.fault == whose for calls in rollout.calls for call in calls)
+
+
+def call_events(rollout: Rollout) -> list[Event]:
+    """One for each row that a tool failed."""
+    failed = {
+        row: [f"{call.name}: {call.error}" for call in calls if call.fault == "tool"]
+        for row, calls in enumerate(rollout.calls)
+    }
+    return [
+        Event("tool_failed", "; ".join(dict.fromkeys(errors)), row)
+        for row, errors in failed.items()
+        if errors
+    ]
 
 
 def moments_events(moments: Moments, config: Config) -> list[Event]:

@@ -107,6 +107,7 @@ class Plan:
                 f"{self.longest_row}",
                 f"{self.longest_prompt} prompt + {longest} response",
             ),
+            *self._turns(),
             ("held-out prompts", f"{evaluated}", f"of {self.heldout_prompts}"),
             ("parameters", _si(self.actor.parameters), self._roles()),
             ("memory for state", _bytes(self.state_bytes), "all weights + 3 x what learns"),
@@ -117,6 +118,14 @@ class Plan:
                 f"{self.checkpoints_kept} kept and one being written, {checkpoint} each",
             ),
         ]
+
+    def _turns(self) -> list[tuple[str, str, str]]:
+        rollout = self.config.rollout
+        if not rollout.is_multi_turn:
+            return []
+        who = rollout.environment or ", ".join(tool.kind for tool in rollout.tools)
+        most = f"with {who}; at most {rollout.max_observation_tokens} tokens an observation"
+        return [("turns a row", f"{rollout.max_turns}", most)]
 
     def _roles(self) -> str:
         actor, critic, reference = self.actor, self.critic, self.reference

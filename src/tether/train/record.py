@@ -1,5 +1,6 @@
 """The rows of an iteration as rollouts/NNNNNN.jsonl keeps them: every number of every token."""
 
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from tether.config import Config
 from tether.models.loading import Vocabulary
 from tether.run.writer import shortest_floats
 from tether.train.outcome import Outcome
+from tether.train.scoring import row_turns
 
 
 def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> list[dict[str, Any]]:
@@ -62,9 +64,20 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
                 "response_tokens": vocabulary.pieces(response_ids),
                 "response_mask": rollout.response_mask[row, :length].tolist(),
                 **{name: shortest_floats(x[row, :length]) for name, x in per_token.items()},
+                **(_turns(outcome, vocabulary, row) if config.rollout.is_multi_turn else {}),
             }
         )
     return records
+
+
+def _turns(outcome: Outcome, vocabulary: Vocabulary, row: int) -> dict[str, Any]:
+    """Who said what, and what was asked of whom."""
+    rollout = outcome.rollout
+    turns = row_turns(rollout, row, vocabulary)
+    return {
+        "turns": [{"policy": own, "text": text} for own, text in turns],
+        "calls": [asdict(call) for call in rollout.calls[row]] if rollout.calls else [],
+    }
 
 
 def kept_rows(rows: int, samples: int, max_rows: int) -> list[int]:

@@ -19,8 +19,9 @@ from tether.rewards.function import Reward
 from tether.rewards.learned import LearnedScorer
 from tether.rewards.parts import columns_wanted, learned_model, parts_of
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
-from tether.rollout.episode import Sampler
+from tether.rollout.episode import Episodes, Sampler
 from tether.rollout.local import LocalSampler
+from tether.rollout.tools.build import build_turns
 from tether.train.inputs import fingerprint
 from tether.train.normalisation import build_learned_scorer, start_value_head
 from tether.train.optimizer import Optimizer
@@ -34,6 +35,7 @@ class Roles:
     train_prompts: PromptSet
     heldout_prompts: PromptSet | None
     sampler: Sampler
+    episodes: Episodes
     actor: Policy
     critic: Critic | NoCritic
     reference: FrozenReference | AdapterOffReference | NoReference
@@ -41,6 +43,7 @@ class Roles:
     actor_optimizer: Optimizer
     critic_optimizer: Optimizer | None
     inputs: dict[str, str]  # hashes of the files that all this was made from
+    broken: list[str]  # rows of data and of corpora that were left out, and why
 
 
 def build_roles(config: Config, reward: Reward | None = None) -> Roles:
@@ -58,6 +61,8 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
 
     actor = Policy(model, rollout.temperature, config.actor.microbatch_tokens)
     train_prompts = load(config.data.train)
+    heldout_prompts = None if config.data.heldout is None else load(config.data.heldout)
+    turns = build_turns(rollout, vocabulary)
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, model, device)
     reference = _build_reference(config, actor, device)
@@ -70,13 +75,14 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     return Roles(
         vocabulary=vocabulary,
         train_prompts=train_prompts,
-        heldout_prompts=None if config.data.heldout is None else load(config.data.heldout),
+        heldout_prompts=heldout_prompts,
         sampler=LocalSampler(
             vocabulary.eos_ids,
             rollout.max_response_tokens,
             rollout.temperature,
             rollout.cache_tokens,
         ),
+        episodes=turns.episodes,
         actor=actor,
         critic=critic,
         reference=reference,
@@ -84,13 +90,12 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
         actor_optimizer=Optimizer(actor_weights, config.actor.lr, config.actor.max_grad_norm),
         critic_optimizer=_build_critic_optimizer(config, critic),
         inputs=fingerprint(config),
+        broken=[
+            *train_prompts.broken,
+            *(heldout_prompts.broken if heldout_prompts else []),
+            *turns.broken,
+        ],
     )
-
-
-def broken_rows(roles: Roles) -> list[str]:
-    """What was left out of the data under `on_bad_row: skip`."""
-    heldout = roles.heldout_prompts.broken if roles.heldout_prompts else []
-    return [*roles.train_prompts.broken, *heldout]
 
 
 def _make_ready_to_learn(
@@ -170,7 +175,10 @@ def _room_for_prompts(config: Config, model_config: object) -> int | None:
     positions = getattr(model_config, "max_position_embeddings", None)
     if positions is None:
         return None
-    room = positions - config.rollout.max_response_tokens
+    rollout = config.rollout
+    room = positions - rollout.max_response_tokens
+    if rollout.environment is not None:  # what its reset says stands after the prompt
+        room -= rollout.max_observation_tokens
     if room < 1:
         raise UserError(
             f"rollout.max_response_tokens = {config.rollout.max_response_tokens} fills the "

@@ -1,5 +1,7 @@
 """Scores of a rollout: responses as text to the reward, numbers back, failures named."""
 
+from itertools import groupby
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from tether.config import Config
 from tether.errors import RunStopped
 from tether.models.loading import Vocabulary
-from tether.rollout.episode import Greedy, single_turns
+from tether.rollout.episode import Greedy
 from tether.run.events import Event
 from tether.train.roles import Roles
 from tether.types import Prompts, Rollout, Scores
@@ -16,6 +18,15 @@ from tether.types import Prompts, Rollout, Scores
 def response_texts(rollout: Rollout, vocabulary: Vocabulary) -> list[str]:
     ids, lengths = rollout.response_ids.tolist(), rollout.response_lengths.tolist()
     return [vocabulary.decode(row[:length]) for row, length in zip(ids, lengths, strict=True)]
+
+
+def row_turns(rollout: Rollout, row: int, vocabulary: Vocabulary) -> list[tuple[bool, str]]:
+    """A response in turns: whether the policy wrote it, and its text. The mask tells them apart,
+    whatever tags may stand in either."""
+    length = int(rollout.response_lengths[row])
+    ids, mask = (x[row, :length].tolist() for x in (rollout.response_ids, rollout.response_mask))
+    spans = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
+    return [(own, vocabulary.decode([token for token, _ in span])) for own, span in spans]
 
 
 def score_rollout(
@@ -49,13 +60,16 @@ def score_responses(
     skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
     asked = [row for row in range(len(prompts)) if row not in skipped]
     texts = response_texts(rollout, roles.vocabulary)
+    turns = [row_turns(rollout, row, roles.vocabulary) for row in range(len(prompts))]
     verdicts = roles.reward.score(
         [
             {
                 **prompts.columns[row],
                 "prompt": prompts.messages[row] or prompts.texts[row],
                 "response": texts[row],
-                "finished": rollout.finish_reasons[row] == "eos",
+                "finished": rollout.finish_reasons[row] != "length",
+                "policy_turns": [text for own, text in turns[row] if own],
+                "observations": [text for own, text in turns[row] if not own],
             }
             for row in asked
         ]
@@ -101,6 +115,6 @@ def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor
     if config.advantage.estimator != "remax":
         return torch.zeros(len(prompts), device=device)
     once = prompts.every(samples)
-    rollout = roles.sampler.run(single_turns(once), Greedy())
+    rollout = roles.sampler.run(roles.episodes(once), Greedy())
     scores, _ = score_responses(once, rollout, roles, config)
     return scores.values.repeat_interleave(samples)

@@ -9,7 +9,7 @@ from tether.algo.rewards import place_scores, shape_rewards
 from tether.config import Config
 from tether.data.collate import join
 from tether.errors import RunStopped
-from tether.rollout.episode import Draw, single_turns
+from tether.rollout.episode import Draw
 from tether.train.roles import Roles
 from tether.types import Scores
 
@@ -40,7 +40,7 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     """
     prompts = roles.train_prompts.first(PROMPTS)
     roles.sampler.sync(roles.actor.model, 0)
-    rollout = roles.sampler.run(single_turns(prompts), Draw(config.seed, "self-check", 0))
+    rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "self-check", 0))
     sequences, mask = join(rollout), rollout.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)

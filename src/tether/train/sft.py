@@ -122,7 +122,18 @@ def train_sft(
 ) -> None:
     """Train the policy in place on (prompt, response) pairs; `on_step` hears each step's loss."""
     encoded = [encode_dialogue(vocabulary.tokenizer, *dialogue) for dialogue in dialogues]
-    stage = SFTStage(policy, vocabulary, encoded, [])
+    train_conversations(policy, vocabulary, encoded, settings, on_step)
+
+
+def train_conversations(
+    policy: Policy,
+    vocabulary: Vocabulary,
+    conversations: Sequence[Conversation],
+    settings: SFTSettings,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """The same on what is encoded already, where the response may hold tokens only to be read."""
+    stage = SFTStage(policy, vocabulary, conversations, [])
     optimizer = Optimizer(
         policy.model.parameters(),
         settings.lr,
@@ -130,7 +141,7 @@ def train_sft(
         settings.weight_decay,
         betas=BETAS,
     )
-    slices = row_slices(len(encoded), settings.num_steps, settings.rows, settings.seed)
+    slices = row_slices(len(conversations), settings.num_steps, settings.rows, settings.seed)
     for step, rows in enumerate(slices):
         metrics = stage.backward(rows)
         optimizer.set_factor(warm_cosine(step, settings.num_steps, settings.warmup_steps))

@@ -55,7 +55,8 @@ function texts(row) {
     h("h2", {}, t("prompt")),
     h("p", { class: "model-text said" }, visibleLines(row.prompt)),
     h("h2", {}, t("response")),
-    h("p", { class: "model-text said" }, visibleLines(row.response)),
+    response(row),
+    callTable(row.calls),
     h(
       "p",
       { class: "facts" },
@@ -67,6 +68,40 @@ function texts(row) {
     ),
     row.usable === false ? h("p", { class: "warn" }, t("unusable")) : null,
   );
+}
+
+// What the policy wrote, and dimmed between it what it was told.
+function response(row) {
+  const turns = Array.isArray(row.turns) ? row.turns : [{ policy: true, text: row.response }];
+  const spans = turns.map((turn) =>
+    turn?.policy
+      ? h("span", {}, visibleLines(turn.text))
+      : h("span", { class: "hatched", title: t("masked") }, visibleLines(turn?.text)),
+  );
+  return h("p", { class: "model-text said" }, spans);
+}
+
+function callTable(calls) {
+  const made = Array.isArray(calls) ? calls.filter((call) => call !== null && typeof call === "object") : [];
+  if (!made.length) return null;
+  const text = (value) => h("td", { class: "model-text" }, visibleLines(value));
+  const outcome = (call) =>
+    call.error
+      ? h("td", { class: "model-text warn" }, `${t("call_error")} `, visibleLines(call.error))
+      : h("td", { class: "model-text" }, visibleLines(call.result), call.cut ? ` (${t("call_cut")})` : null);
+  const lines = made.map((call) =>
+    h(
+      "tr",
+      {},
+      h("td", { class: "num" }, number(call.turn)),
+      text(call.name),
+      text(call.arguments),
+      outcome(call),
+      h("td", { class: "num" }, number(call.seconds)),
+    ),
+  );
+  const heads = [[t("call_turn"), "num"], [t("call_tool")], [t("call_arguments")], [t("call_result")], [t("call_seconds"), "num"]];
+  return [h("h2", {}, t("calls")), scrollTable(t("calls"), "scroll", "fit", heads, lines)];
 }
 
 class Journey {

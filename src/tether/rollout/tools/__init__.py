@@ -1,0 +1,1 @@
+"""Tools that the policy may call, and the environments that may answer it."""

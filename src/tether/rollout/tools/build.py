@@ -1,0 +1,83 @@
+"""From `rollout.tools` and `rollout.environment` to the episodes of a run."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tether.config import CalculatorTool, OwnTool, RolloutSection, SearchTool
+from tether.errors import UserError
+from tether.models.loading import Vocabulary
+from tether.rewards.function import import_file
+from tether.rollout.episode import Episodes, single_turns
+from tether.rollout.speech import Speech
+from tether.rollout.tools.calculator import calculate
+from tether.rollout.tools.environment import environment_episodes, stops_of
+from tether.rollout.tools.search import build_search
+from tether.rollout.tools.tool import Tool, Toolbox, as_tool
+from tether.rollout.turns import MultiTurn
+from tether.types import Prompts
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How the episodes of a run are made, and what was left out on the way."""
+
+    episodes: Episodes
+    broken: list[str] = field(default_factory=list)
+
+
+def build_turns(settings: RolloutSection, vocabulary: Vocabulary) -> Turns:
+    if not settings.is_multi_turn:
+        return Turns(single_turns)
+    if settings.environment is not None:
+        return Turns(_environments(settings, vocabulary))
+    broken: list[str] = []
+    toolbox = Toolbox([_build_tool(tool, broken) for tool in settings.tools])
+    speech = Speech(vocabulary.tokenizer, vocabulary.eos_ids, toolbox.end_marks)
+    for tool in toolbox.tools:
+        speech.check_room(tool.reply, settings.max_observation_tokens)
+
+    def episodes(prompts: Prompts) -> list[MultiTurn]:
+        return [MultiTurn(ids, toolbox, speech, settings) for ids in prompts.ids]
+
+    return Turns(episodes, broken)
+
+
+def _environments(settings: RolloutSection, vocabulary: Vocabulary) -> Episodes:
+    where = f"rollout.environment {settings.environment}"
+    make = load_own(settings.environment, "rollout.environment")
+    if not callable(make):
+        raise UserError(f"{where} is {type(make).__name__}; name a class, or what makes one.")
+    stops = stops_of(make, where)
+    speech = Speech(vocabulary.tokenizer, vocabulary.eos_ids, stops)
+    speech.check_room("{}", settings.max_observation_tokens)
+    return lambda prompts: environment_episodes(make, prompts, speech, settings, stops)
+
+
+def _build_tool(settings: SearchTool | CalculatorTool | OwnTool, broken: list[str]) -> Tool:
+    match settings:
+        case SearchTool():
+            tool, left_out = build_search(settings)
+            broken += left_out
+            return tool
+        case CalculatorTool():
+            return Tool(
+                "calculator",
+                "<calculate>{}</calculate>",
+                "<result>{}</result>",
+                calculate,
+                settings.timeout_seconds,
+            )
+    return as_tool(
+        load_own(settings.kind, "rollout.tools"), settings.kind, settings.timeout_seconds
+    )
+
+
+def load_own(kind: str, where: str) -> object:
+    """What `path/file.py:name` names."""
+    path, _, name = kind.rpartition(":")
+    if not Path(path).is_file():
+        raise UserError(f"{where} names {path}, which is not a file.")
+    own = getattr(import_file(Path(path)), name, None)
+    if own is None:
+        raise UserError(f"{where}: {path} has no {name!r}.")
+    return own

@@ -1,0 +1,90 @@
+"""A user's environment: `reset` says how an episode begins, `step` answers each turn."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from tether.config import RolloutSection
+from tether.errors import UserError
+from tether.rollout.calls import Request, call_all
+from tether.rollout.episode import Done
+from tether.rollout.speech import Speech
+from tether.rollout.tools.tool import TIMEOUT_SECONDS
+from tether.rollout.turns import Invalid, MultiTurn
+from tether.types import Call, Prompts
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One is made for each row. `stops` of the class (default: a line feed) are the texts that
+    end a turn of the policy."""
+
+    def reset(self, columns: dict[str, Any]) -> str | None:
+        """The row's columns; what it returns is read after the prompt."""
+        ...
+
+    def step(self, text: str) -> str | None:
+        """A turn of the policy; what it returns is read next, and None ends the episode."""
+        ...
+
+
+class Steps:
+    """What a turn asks of an environment: a step, as long as it has not failed to begin."""
+
+    def __init__(self, own: Environment, end_marks: tuple[str, ...]) -> None:
+        self.own, self.end_marks = own, end_marks
+        self.began = False
+
+    def ask(self, turn: str) -> Request | Invalid | Done:
+        if not self.began:
+            return Done()
+        return Request("step", turn, lambda text: self.own.step(text), TIMEOUT_SECONDS, "{}")
+
+    def unfinished(self, turn: str) -> None:
+        return None
+
+
+def _reset(own: Environment, columns: dict[str, Any]) -> Callable[[str], object]:
+    return lambda _: own.reset(columns)
+
+
+def stops_of(make: Callable[[], object], where: str) -> tuple[str, ...]:
+    stops = getattr(make, "stops", ("\n",))
+    if isinstance(stops, str) or not stops or not all(isinstance(s, str) and s for s in stops):
+        raise UserError(f"{where}: stops is {stops!r}; write a list of texts that end a turn.")
+    return tuple(stops)
+
+
+def environment_episodes(
+    make: Callable[[], Environment],
+    prompts: Prompts,
+    speech: Speech,
+    settings: RolloutSection,
+    end_marks: tuple[str, ...],
+) -> Sequence[MultiTurn]:
+    """An environment a row, all reset. One whose reset fails ends with the policy's first turn."""
+    rows = [Steps(make(), end_marks) for _ in prompts.ids]
+    returned = call_all(
+        [
+            Request("reset", "", _reset(rows[i].own, columns), TIMEOUT_SECONDS, "{}")
+            for i, columns in enumerate(prompts.columns)
+        ]
+    )
+    episodes = []
+    for ids, steps, result in zip(prompts.ids, rows, returned, strict=True):
+        episode = MultiTurn(list(ids), steps, speech, settings)
+        opening = result.value
+        if result.error is None and not isinstance(opening, str | None):
+            why = f"it returned {type(opening).__name__}, not text"
+            result = replace(result, error=why, fault="tool")
+        if result.error is not None:
+            episode.calls.append(
+                Call(0, "reset", "", "", result.seconds, error=result.error, fault="tool")
+            )
+        else:
+            steps.began = True
+            if opening:
+                said, _, _ = speech.observation(opening, "{}", settings.max_observation_tokens)
+                episode.prompt_ids += said
+        episodes.append(episode)
+    return episodes

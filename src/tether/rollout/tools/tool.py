@@ -1,0 +1,94 @@
+"""A tool: a name, the pattern of its calls, and a function from text to text."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tether.errors import UserError
+from tether.rollout.calls import Request
+from tether.rollout.episode import Done
+from tether.rollout.turns import Invalid
+
+ANSWER = ("<answer>", "</answer>")
+TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`pattern` and `reply` are texts with {} for what is asked and what is said."""
+
+    name: str
+    pattern: str
+    reply: str
+    call: Callable[[str], object]
+    timeout_seconds: float = TIMEOUT_SECONDS
+
+    @property
+    def opening(self) -> str:
+        return self.pattern.partition("{}")[0]
+
+    @property
+    def closing(self) -> str:
+        return self.pattern.partition("{}")[2]
+
+
+def as_tool(own: object, where: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Tool:
+    """A user's plain function, called by `<its_name>…</its_name>`, or an object with a name, a
+    pattern and a call; what it returns stands in `<result>…</result>` unless it has a `reply`."""
+    if not callable(own):
+        raise UserError(f"{where} is {type(own).__name__}, which cannot be called.")
+    name = getattr(own, "name", None) or getattr(own, "__name__", None) or type(own).__name__
+    pattern = getattr(own, "pattern", f"<{name}>{{}}</{name}>")
+    reply = getattr(own, "reply", "<result>{}</result>")
+    for field, text in (("pattern", pattern), ("reply", reply)):
+        if not isinstance(text, str) or text.count("{}") != 1:
+            raise UserError(f"{where}: {field} is {text!r}; write text with one {{}} in it.")
+    if not all(pattern.split("{}")):
+        raise UserError(f"{where}: pattern {pattern!r} needs text on both sides of its {{}}.")
+    return Tool(str(name), pattern, reply, own, timeout_seconds)
+
+
+class Toolbox:
+    """The tools of a run, and what a turn of the policy asks of them.
+
+    A turn ends with the first closing mark. If that is `</answer>`, the episode is over. Else the
+    turn must hold one opening mark, that of the tool which is closed: with none, with one inside
+    another, or with two side by side nobody can say what was meant, and the call is invalid.
+    """
+
+    def __init__(self, tools: Sequence[Tool], where: str = "rollout.tools") -> None:
+        self.tools = list(tools)
+        marks = [mark for tool in tools for mark in (tool.opening, tool.closing)]
+        for mark in marks:
+            if marks.count(mark) > 1 or mark in ANSWER:
+                raise UserError(f"{where}: two tools, or a tool and the answer, share {mark!r}.")
+        self.end_marks = (*(tool.closing for tool in tools), ANSWER[1])
+
+    def ask(self, turn: str) -> Request | Invalid | Done:
+        closed = min(self.end_marks, key=lambda mark: turn.find(mark) % (len(turn) + 1))
+        if closed == ANSWER[1]:
+            return Done()
+        [tool] = [tool for tool in self.tools if tool.closing == closed]
+        before = turn[: turn.index(closed)]
+        opened = self._opened(before)
+        if opened == [tool.opening]:
+            arguments = before.partition(tool.opening)[2].strip()
+            return Request(tool.name, arguments, tool.call, tool.timeout_seconds, tool.reply)
+        if not opened:
+            return Invalid(tool.name, before, f"{closed} without {tool.opening}", tool.reply)
+        why = f"{' and '.join(opened)} before {closed}, where one {tool.opening} belongs"
+        return Invalid(tool.name, before, why, tool.reply)
+
+    def unfinished(self, turn: str) -> Invalid | None:
+        for tool in self.tools:
+            if tool.opening in turn:
+                arguments = turn.partition(tool.opening)[2]
+                return Invalid(tool.name, arguments, f"{tool.opening} never closed", tool.reply)
+        return None
+
+    def _opened(self, text: str) -> list[str]:
+        """Opening marks in the order in which they stand."""
+        marks = [*(tool.opening for tool in self.tools), ANSWER[0]]
+        found = [
+            (at, mark) for mark in marks for at in range(len(text)) if text.startswith(mark, at)
+        ]
+        return [mark for _, mark in sorted(found)]

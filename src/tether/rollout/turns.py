@@ -1,0 +1,145 @@
+"""Episodes of several turns: the policy writes, something outside answers, the policy goes on.
+
+A turn ends with the first token that completes an end mark, such as `</search>`. Nothing that was
+sampled is ever encoded again; what the outside says is encoded once, and enters as it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from tether.config import RolloutSection
+from tether.rollout.calls import Request, Returned, call_all
+from tether.rollout.episode import Done, Episode, Observe
+from tether.rollout.speech import Speech
+from tether.types import Call
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A call that cannot be made; the policy reads why."""
+
+    name: str
+    arguments: str
+    why: str
+    reply: str
+
+
+@runtime_checkable
+class Outside(Protocol):
+    """Who the policy talks to: the tools, or an environment."""
+
+    end_marks: tuple[str, ...]  # texts that end a turn
+
+    def ask(self, turn: str) -> Request | Invalid | Done:
+        """What to do with a turn that ended with an end mark."""
+        ...
+
+    def unfinished(self, turn: str) -> Invalid | None:
+        """What was wrong with a turn that ended with EOS."""
+        ...
+
+
+class MultiTurn:
+    """A prompt, and the policy's turns with what the outside answers between them."""
+
+    def __init__(
+        self, prompt_ids: list[int], outside: Outside, speech: Speech, settings: RolloutSection
+    ) -> None:
+        self.prompt_ids = prompt_ids
+        self.outside, self.speech, self.settings = outside, speech, settings
+        self.calls: list[Call] = []
+        self.turn = 0
+        self.turn_ids: list[int] = []
+
+    def take(self, token: int) -> bool:
+        self.turn_ids.append(token)
+        if token in self.speech.eos_ids:
+            self._note_unfinished()
+            return True
+        if not self.speech.may_end(token):
+            return False
+        text = self.speech.text(self.turn_ids)
+        return any(mark in text for mark in self.outside.end_marks)
+
+    def answer(self) -> Observe | Done:
+        [answer] = answer_all([self])
+        return answer
+
+    def ask(self) -> Request | Observe | Done:
+        """The call that the turn makes, or what follows it without one."""
+        asked = self.outside.ask(self.speech.text(self.turn_ids))
+        if isinstance(asked, Done):
+            return asked
+        if self.turn + 1 >= self.settings.max_turns:
+            why = f"it came with turn {self.turn + 1}, the last of rollout.max_turns"
+            self._note(asked, Returned(None, 0.0, f"not made: {why}", "policy"), "")
+            return Done()
+        if isinstance(asked, Invalid):
+            return self.hear(asked, Returned(None, 0.0, asked.why, "policy"))
+        return asked
+
+    def hear(self, asked: Request | Invalid, returned: Returned) -> Observe | Done:
+        """From what a call returned to the tokens that the policy reads; None ends the episode."""
+        if returned.error is None and returned.value is None:
+            self._note(asked, returned, "")
+            return Done()
+        returned = _only_text(returned)
+        text = said(asked.name, returned)
+        ids, read, cut = self.speech.observation(
+            text, asked.reply, self.settings.max_observation_tokens
+        )
+        self._note(asked, returned, read, cut)
+        self.turn += 1
+        self.turn_ids = []
+        return Observe(ids)
+
+    def _note(
+        self, asked: Request | Invalid, returned: Returned, result: str, cut: bool = False
+    ) -> None:
+        self.calls.append(
+            Call(
+                turn=self.turn,
+                name=asked.name,
+                arguments=asked.arguments,
+                result=result,
+                seconds=returned.seconds,
+                cut=cut,
+                error=returned.error,
+                fault=returned.fault,
+            )
+        )
+
+    def _note_unfinished(self) -> None:
+        wrong = self.outside.unfinished(self.speech.text(self.turn_ids))
+        if wrong is not None:
+            self._note(wrong, Returned(None, 0.0, wrong.why, "policy"), "")
+
+
+def answer_all(episodes: Sequence[Episode]) -> list[Observe | Done]:
+    """What follows the turns of these episodes, in their order. Calls are made at the same time;
+    all else, tokenising above all, happens here and in order."""
+    asked = [e.ask() if isinstance(e, MultiTurn) else e.answer() for e in episodes]
+    returned = iter(call_all([one for one in asked if isinstance(one, Request)]))
+    return [
+        episode.hear(one, next(returned)) if isinstance(one, Request) else one
+        for episode, one in zip(episodes, asked, strict=True)
+    ]
+
+
+def said(name: str, returned: Returned) -> str:
+    """What the policy reads. Of a failure it reads that there was one and no more: its details
+    may differ from run to run, and belong to whoever watches."""
+    match returned.fault:
+        case "policy":
+            return f"Invalid call of {name}: {returned.error}."
+        case "tool":
+            return f"The call of {name} failed."
+    return str(returned.value)
+
+
+def _only_text(returned: Returned) -> Returned:
+    if returned.error is not None or isinstance(returned.value, str):
+        return returned
+    kind = type(returned.value).__name__
+    return Returned(None, returned.seconds, f"it returned {kind}, not text", "tool")
