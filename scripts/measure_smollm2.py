@@ -29,8 +29,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("runs/measure-smollm2"))
     parser.add_argument("--iterations", type=int, default=None, help="default: the recipe's")
+    parser.add_argument("--threads", type=int, default=None, help="1 where others use the machine")
     args = parser.parse_args()
     fields = {"run.dir": str(args.run)}
+    if args.threads is not None:
+        fields["threads"] = args.threads
     if args.iterations is not None:
         fields["train.iterations"] = args.iterations
     config = load_config("smollm2", fields)

@@ -240,7 +240,7 @@ class RolloutSection(Section):
     cache_tokens: PositiveInt = 16_384
     """tokens that the sampler's key-value cache holds; rows beyond that wait for a place"""
     reuse_log_probs: bool = False
-    """take the sampler's log-probs for the old ones, saving a pass; ratios then start at 1 ± 1e-4"""
+    """take the sampler's log-probs for the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []
     """what the policy may call: `calculator`, {kind: search, corpus: FILE}, path/file.py:name"""
     environment: Annotated[str, Field(pattern=r"\.py:\w+$")] | None = None
