@@ -157,9 +157,6 @@ def assert_same_training(with_tools, without) -> None:
         torch.testing.assert_close(cells(outcome, name), cells(plain, name), rtol=0, atol=1e-9)
         outside = getattr(outcome.experience, name)[~outcome.experience.response_mask]
         assert not outside.any(), name
-    # A count of cells where one number is larger than another, also by no more than rounding.
-    share, plain_share = (m.pop("critic/vf_clipfrac", 0.0) for m in (metrics, plain_metrics))
-    assert share == pytest.approx(plain_share, abs=0.03)
     assert metrics == pytest.approx(plain_metrics, rel=1e-7, abs=1e-9)
     for name in ("actor", "critic"):
         models = [getattr(r, name) for r in (roles, plain_roles)]

@@ -164,6 +164,9 @@ def clip_value_loss(
     clip: float,
 ) -> ValueLoss:
     """Half the larger squared error: of the value, or of the value held near its old one."""
-    held = old_values + (new_values - old_values).clamp(-clip, clip)
+    # Within the clip the value itself is held: old + (new - old) may be a rounding away from it.
+    moved = new_values - old_values
+    beyond = moved.abs() > clip
+    held = torch.where(beyond, old_values + moved.clamp(-clip, clip), new_values)
     error, held_error = (new_values - returns) ** 2, (held - returns) ** 2
     return ValueLoss(0.5 * torch.maximum(error, held_error), held_error > error)
