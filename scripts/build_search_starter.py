@@ -1,9 +1,10 @@
 """Build the world of facts and the model that is to learn to search it: part of `make starter`.
 
-The model is taught on transcripts from thousands of small worlds, a fresh one for every few
-questions, so that it cannot know any fact and has to copy from what it is given. In the first
-lesson it sees good searches. The second is a mixture of habits in which it mostly guesses, and
-where it searches often asks for the wrong thing. What to search for, and when, is left to PPO.
+First the model repeats random tokens, which teaches it to copy whatever it is given. Then come
+transcripts from thousands of small worlds, a fresh one for every few questions, so that there is no
+fact to know. It sees good searches for a while; the last lesson is a mixture of habits in which it
+mostly guesses, and where it searches often asks for the wrong thing. What to search for, and when,
+is left to PPO.
 """
 
 import argparse
@@ -14,14 +15,19 @@ from pathlib import Path
 
 import torch
 from build_starter import ASSETS, SPLITS, build_model, build_tokenizer, report, write_jsonl
+from transformers import PreTrainedTokenizerFast
 
 import tether
 from tether.data.conversations import Conversation
 from tether.data.facts_world import (
+    FAMILY,
+    GIVEN,
     GIVEN_CHARACTERS,
     LANGUAGES,
     SURNAMES,
     TOWN_CHARACTERS,
+    TOWN_FIRST,
+    TOWN_SECOND,
     Entity,
     Language,
     Question,
@@ -57,32 +63,35 @@ class Habits:
 
 @dataclass(frozen=True)
 class Lesson:
-    num_transcripts: int
     habits: Habits
-    learns_documents: bool  # a title that comes again in its text is practice in copying
     settings: SFTSettings
 
+    @property
+    def num_transcripts(self) -> int:
+        """None is seen twice."""
+        return self.settings.num_steps * self.settings.rows
 
+
+REPETITION = SFTSettings(num_steps=600, lr=2e-3, rows=32, weight_decay=0.1)
 LESSONS = (
     Lesson(
-        60_000,
         Habits(searches=0.9, first_query=0.9, searches_again=0.9, second_query=0.9),
-        learns_documents=True,
-        settings=SFTSettings(num_steps=4000, lr=3e-3, rows=32, weight_decay=0.1),
+        SFTSettings(num_steps=1000, lr=2e-3, rows=32, weight_decay=0.1),
     ),
     Lesson(
-        16_000,
         Habits(searches=0.35, first_query=0.5, searches_again=0.25, second_query=0.6),
-        learns_documents=False,
-        settings=SFTSettings(num_steps=500, lr=1e-3, rows=32, weight_decay=0.1),
+        SFTSettings(num_steps=400, lr=1e-3, rows=32, weight_decay=0.1),
     ),
 )
 
-# Kept apart before the merges: tags, capitalised words, pairs of digits, characters of names. All
-# else is stock phrases, each of which becomes one token.
+# Kept apart before the merges: tags, pairs of digits, the words and characters of names, and what
+# can be asked, which is then the same token in a question and in a document. All else is stock
+# phrases, each of which becomes one token.
+WORDS = "|".join(f"year town mayor judge {GIVEN} {FAMILY} {TOWN_FIRST} {TOWN_SECOND}".split())
+CHARACTERS = f"{SURNAMES}{GIVEN_CHARACTERS}{TOWN_CHARACTERS}"
 PIECES = (
-    r"</?[a-z]+>| ?[A-Z][a-z]+|[0-9]{2}"
-    rf"|[{SURNAMES}{GIVEN_CHARACTERS}{TOWN_CHARACTERS}]|(?<=[{TOWN_CHARACTERS}])镇"
+    rf"</?[a-z]+>| ?\b(?:{WORDS})\b| ?[0-9]{{2}}"
+    rf"|年份|出生地|镇长|法官|[{CHARACTERS}]|(?<=[{TOWN_CHARACTERS}])镇"
 )
 
 
@@ -92,6 +101,17 @@ class Span:
 
     text: str
     learnt: bool
+
+
+def draw_repetitions(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> list[Conversation]:
+    """Random tokens, to be said once more."""
+    ordinary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    eos = tokenizer.eos_token_id
+    rows = []
+    for _ in range(REPETITION.num_steps * REPETITION.rows):
+        ids = rng.sample(ordinary, rng.randint(6, 20))
+        rows.append(Conversation(ids, [*ids, eos], [True] * (len(ids) + 1)))
+    return rows
 
 
 def transcribe(
@@ -149,7 +169,7 @@ def draw_transcripts(lesson: Lesson, rng: random.Random) -> Iterator[tuple[str, 
                 yield question.prompt, list(transcribe(question, world, lesson.habits, rng))
 
 
-def encode(speech: Speech, prompt: str, spans: list[Span], learns_documents: bool) -> Conversation:
+def encode(speech: Speech, prompt: str, spans: list[Span]) -> Conversation:
     """Token by token what a rollout would give: each span is encoded apart."""
     tokenizer = speech.tokenizer
     ids: list[int] = []
@@ -160,7 +180,7 @@ def encode(speech: Speech, prompt: str, spans: list[Span], learns_documents: boo
         else:
             piece, _, _ = speech.observation(span.text, REPLY, MAX_OBSERVATION_TOKENS)
         ids += piece
-        learnt += [span.learnt or learns_documents] * len(piece)
+        learnt += [span.learnt] * len(piece)
     return Conversation(
         render_prompt(tokenizer, prompt, None), [*ids, tokenizer.eos_token_id], [*learnt, True]
     )
@@ -207,15 +227,16 @@ def main() -> None:
 
     rng = random.Random(f"lessons {args.seed}")
     lessons = [list(draw_transcripts(lesson, rng)) for lesson in LESSONS]
-    tokenizer = build_tokenizer(texts_of(lessons[0]), PIECES, vocab_size=2048, min_frequency=100)
-    model = build_model(tokenizer, width=96, inner=256, layers=3, max_new_tokens=96)
+    tokenizer = build_tokenizer(texts_of(lessons[0]), PIECES, vocab_size=2048, min_frequency=60)
+    model = build_model(tokenizer, width=128, inner=256, layers=3, max_new_tokens=96)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
 
     eos_ids = frozenset([tokenizer.eos_token_id])
     vocabulary, speech = Vocabulary(tokenizer, eos_ids), Speech(tokenizer, eos_ids, end_marks=())
+    policy = Policy(model, temperature=1.0, microbatch_tokens=4096)
+    train_conversations(policy, vocabulary, draw_repetitions(tokenizer, rng), REPETITION, report)
     for lesson, transcripts in zip(LESSONS, lessons, strict=True):
-        conversations = [encode(speech, *t, lesson.learns_documents) for t in transcripts]
-        policy = Policy(model, temperature=1.0, microbatch_tokens=4096)
+        conversations = [encode(speech, *transcript) for transcript in transcripts]
         train_conversations(policy, vocabulary, conversations, lesson.settings, report)
     model.save_pretrained(args.out / "search_starter")
     tokenizer.save_pretrained(args.out / "search_starter", save_jinja_files=False)

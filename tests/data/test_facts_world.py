@@ -26,39 +26,35 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = assets.resolve("tether:search")
 STARTER = assets.resolve("tether:search_starter")
 DIGESTS = {
-    "model.safetensors": "",
-    "tokenizer.json": "",
+    "model.safetensors": "7824e6a93b3b2374947bb86acbb45358d194bfb098b08d711370102ddb89f23c",
+    "tokenizer.json": "87d9b950db67977d782daca61afda0e5a428e2ad1e5c973296291fd7b69c93be",
 }
 
 NAME = r"(.+?)"
 STATEMENTS = {
-    rf"{NAME} was born in (\d+) in {NAME}\.": ("year", "town"),
-    rf"{NAME} was founded in (\d+); its mayor is {NAME} and its judge is {NAME}\.": (
+    rf"{NAME} was born in the year (\d+) in the town {NAME}\.": ("year", "town"),
+    rf"{NAME} was founded in the year (\d+) and has mayor {NAME} and judge {NAME}\.": (
         *("year", "mayor", "judge"),
     ),
-    rf"{NAME}生于(\d+)年，出生地是{NAME}。": ("year", "town"),
-    rf"{NAME}建于(\d+)年，镇长是{NAME}，法官是{NAME}。": ("year", "mayor", "judge"),
+    rf"{NAME}，出生年份(\d+)，出生地{NAME}。": ("year", "town"),
+    rf"{NAME}，建镇年份(\d+)，镇长{NAME}，法官{NAME}。": ("year", "mayor", "judge"),
 }
-# Read from right to left: the last fact is asked of what the ones before it lead to.
+# What is asked, in the order in which it is looked up.
 QUESTIONS = {
-    rf"In which year was {NAME} born\?": ["year"],
-    rf"In which year was {NAME} founded\?": ["year"],
-    rf"Where was {NAME} born\?": ["town"],
-    rf"Who is the (?P<office>mayor|judge) of {NAME}\?": ["office"],
-    rf"In which year was the (?P<office>mayor|judge) of {NAME} born\?": ["office", "year"],
-    rf"Where was the (?P<office>mayor|judge) of {NAME} born\?": ["office", "town"],
-    rf"In which year was the town where {NAME} was born founded\?": ["town", "year"],
-    rf"Who is the (?P<office>mayor|judge) of the town where {NAME} was born\?": ["town", "office"],
-    rf"{NAME}出生于哪一年？": ["year"],
-    rf"{NAME}建于哪一年？": ["year"],
-    rf"{NAME}出生在哪里？": ["town"],
-    rf"{NAME}的(?P<office>镇长|法官)是谁？": ["office"],
-    rf"{NAME}的(?P<office>镇长|法官)出生于哪一年？": ["office", "year"],
-    rf"{NAME}的(?P<office>镇长|法官)出生在哪里？": ["office", "town"],
-    rf"{NAME}的出生地建于哪一年？": ["town", "year"],
-    rf"{NAME}的出生地的(?P<office>镇长|法官)是谁？": ["town", "office"],
+    rf"In which (year|town) was {NAME} born\?": [1],
+    rf"In which (year) was {NAME} founded\?": [1],
+    rf"Who is the (mayor|judge) of {NAME}\?": [1],
+    rf"In which (year|town) was the (mayor|judge) of {NAME} born\?": [2, 1],
+    rf"In which (year) was the (town) where {NAME} was born founded\?": [2, 1],
+    rf"Who is the (mayor|judge) of the (town) where {NAME} was born\?": [2, 1],
+    rf"{NAME}的(?:出生|建镇)(年份)是哪一年？": [2],
+    rf"{NAME}的(出生地|镇长|法官)是(?:谁|哪里)？": [2],
+    rf"{NAME}的(镇长|法官)的出生(年份)是哪一年？": [2, 3],
+    rf"{NAME}的(镇长|法官)的(出生地)是哪里？": [2, 3],
+    rf"{NAME}的(出生地)的建镇(年份)是哪一年？": [2, 3],
+    rf"{NAME}的(出生地)的(镇长|法官)是谁？": [2, 3],
 }
-OFFICES = {"mayor": "mayor", "judge": "judge", "镇长": "mayor", "法官": "judge"}
+CHINESE = {"年份": "year", "出生地": "town", "镇长": "mayor", "法官": "judge"}
 
 
 def corpus() -> dict[str, dict[str, str]]:
@@ -81,14 +77,13 @@ def look_up(prompt: str, facts: dict[str, dict[str, str]]) -> tuple[str, list[st
     the one counts whose subject exists."""
     for pattern, path in QUESTIONS.items():
         match = re.fullmatch(pattern, prompt)
-        office = match and OFFICES.get(match.groupdict().get("office"))
-        name = match and next((g for g in match.groups() if g in facts), None)
+        name = match and next((group for group in match.groups() if group in facts), None)
         if name is None:
             continue
         titles, value = [], name
-        for step in path:
+        for number in path:
             titles.append(value)
-            value = facts[value][office if step == "office" else step]
+            value = facts[value][CHINESE.get(match[number], match[number])]
         return value, titles
     raise AssertionError(f"no reading of {prompt!r}")
 

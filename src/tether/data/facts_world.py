@@ -2,13 +2,13 @@
 
 Nobody can know its facts; they stand in short documents, one an entity:
 
-    Vask Harbour was founded in 1423; its mayor is Dalo Veskin and its judge is Oren Tamsel.
-    祁安乔生于1874年，出生地是渡霜镇。
+    Vask Harbour was founded in the year 1423 and has mayor Dalo Veskin and judge Oren Tamsel.
+    祁安乔，出生年份1874，出生地渡霜镇。
 
 A one-hop question is answered by its subject's document. For a two-hop question that document only
 names the entity to look up next:
 
-    When was the mayor of Vask Harbour born?   Vask Harbour -> Dalo Veskin -> 1874
+    In which year was the mayor of Vask Harbour born?   Vask Harbour -> Dalo Veskin -> 1874
 
 The document that an answer is read from belongs to one side of the split for good, so no fact that
 training rewards is ever asked for in the held-out questions.
@@ -45,28 +45,29 @@ GIVEN_CHARACTERS = "安乔晴朗岚桐薇澄越翰琪珂萱韬琳曜茗潇棠逸
 TOWN_CHARACTERS = "渡霜枫鹭竹岭柳溪汀荻梧鹤砚雁磐苇橘莲杉泉浦屿榆葵坞鲤"
 
 # In each language: what a document says, and the questions by kind of subject and by what is asked.
+# The word for what is asked stands right before it in the document: that is how it can be found.
 DOCUMENTS: Mapping[Language, Mapping[Kind, str]] = {
     "english": {
-        "person": "{name} was born in {year} in {town}.",
-        "town": "{name} was founded in {year}; its mayor is {mayor} and its judge is {judge}.",
+        "person": "{name} was born in the year {year} in the town {town}.",
+        "town": "{name} was founded in the year {year} and has mayor {mayor} and judge {judge}.",
     },
     "chinese": {
-        "person": "{name}生于{year}年，出生地是{town}。",
-        "town": "{name}建于{year}年，镇长是{mayor}，法官是{judge}。",
+        "person": "{name}，出生年份{year}，出生地{town}。",
+        "town": "{name}，建镇年份{year}，镇长{mayor}，法官{judge}。",
     },
 }
 ONE_HOP: Mapping[Language, Mapping[tuple[Kind, str], str]] = {
     "english": {
         ("person", "year"): "In which year was {name} born?",
-        ("person", "town"): "Where was {name} born?",
+        ("person", "town"): "In which town was {name} born?",
         ("town", "year"): "In which year was {name} founded?",
         ("town", "mayor"): "Who is the mayor of {name}?",
         ("town", "judge"): "Who is the judge of {name}?",
     },
     "chinese": {
-        ("person", "year"): "{name}出生于哪一年？",
-        ("person", "town"): "{name}出生在哪里？",
-        ("town", "year"): "{name}建于哪一年？",
+        ("person", "year"): "{name}的出生年份是哪一年？",
+        ("person", "town"): "{name}的出生地是哪里？",
+        ("town", "year"): "{name}的建镇年份是哪一年？",
         ("town", "mayor"): "{name}的镇长是谁？",
         ("town", "judge"): "{name}的法官是谁？",
     },
@@ -75,19 +76,19 @@ ONE_HOP: Mapping[Language, Mapping[tuple[Kind, str], str]] = {
 TWO_HOP: Mapping[Language, Mapping[tuple[Kind, str, str], str]] = {
     "english": {
         ("town", "mayor", "year"): "In which year was the mayor of {name} born?",
-        ("town", "mayor", "town"): "Where was the mayor of {name} born?",
+        ("town", "mayor", "town"): "In which town was the mayor of {name} born?",
         ("town", "judge", "year"): "In which year was the judge of {name} born?",
-        ("town", "judge", "town"): "Where was the judge of {name} born?",
+        ("town", "judge", "town"): "In which town was the judge of {name} born?",
         ("person", "town", "year"): "In which year was the town where {name} was born founded?",
         ("person", "town", "mayor"): "Who is the mayor of the town where {name} was born?",
         ("person", "town", "judge"): "Who is the judge of the town where {name} was born?",
     },
     "chinese": {
-        ("town", "mayor", "year"): "{name}的镇长出生于哪一年？",
-        ("town", "mayor", "town"): "{name}的镇长出生在哪里？",
-        ("town", "judge", "year"): "{name}的法官出生于哪一年？",
-        ("town", "judge", "town"): "{name}的法官出生在哪里？",
-        ("person", "town", "year"): "{name}的出生地建于哪一年？",
+        ("town", "mayor", "year"): "{name}的镇长的出生年份是哪一年？",
+        ("town", "mayor", "town"): "{name}的镇长的出生地是哪里？",
+        ("town", "judge", "year"): "{name}的法官的出生年份是哪一年？",
+        ("town", "judge", "town"): "{name}的法官的出生地是哪里？",
+        ("person", "town", "year"): "{name}的出生地的建镇年份是哪一年？",
         ("person", "town", "mayor"): "{name}的出生地的镇长是谁？",
         ("person", "town", "judge"): "{name}的出生地的法官是谁？",
     },
