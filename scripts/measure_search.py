@@ -155,8 +155,9 @@ def describe(results: Mapping[str, list[Cell]]) -> str:
                 ]
             )
     notes = (
-        "Exact match of one sampled response a held-out question, with 95% intervals; searches a\n"
-        "question; KL to the starter in nats a response. *: the seed in the middle."
+        "Exact match of one sampled response a held-out question, with 95% intervals; one and two\n"
+        "hops apart, by draws of their own; searches a question; KL to the starter in nats a\n"
+        "response. *: the seed in the middle."
     )
     return f"{table(rows)}\n\n{notes}"
 
