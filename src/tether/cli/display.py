@@ -146,6 +146,10 @@ def results_table(before: Evaluation, after: Evaluation) -> str:
         )
         rows.append([name, *cells, change])
     rows.append(["KL spent", _kl(before.kl), "", _kl(after.kl), "", "nats a response"])
+    if before.calls is not None and after.calls is not None:
+        rows.append(
+            ["tool calls", f"{before.calls:.2f}", "", f"{after.calls:.2f}", "", "a response"]
+        )
     return table(rows)
 
 
