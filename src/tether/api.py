@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers import PreTrainedModel
 
 from tether.config import Config, RolloutSection
@@ -14,7 +13,7 @@ from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.explain.trace import trace_prompt
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
-from tether.recipes import load_config, validate_config
+from tether.recipes import load_config, read_recipe, validate_config
 from tether.rewards.function import Reward
 from tether.rollout.episode import Draw, Greedy
 from tether.rollout.local import LocalSampler
@@ -155,8 +154,8 @@ def _rollout_settings(model: str) -> RolloutSection:
     """A run goes on with the tools it was trained with; another model has none."""
     if not is_run(Path(model)):
         return RolloutSection()
-    config = yaml.safe_load((Path(model) / CONFIG).read_text(encoding="utf-8"))
-    return RolloutSection.model_validate(config.get("rollout", {}))
+    settings = read_recipe(Path(model) / CONFIG).get("rollout", {})
+    return validate_config(settings, RolloutSection)
 
 
 def generate(
