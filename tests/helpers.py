@@ -99,6 +99,19 @@ def sample(
     return sampler.run(episodes, choice or Draw(7, "token", 0))
 
 
+def generated(model, prompt: list[int], tokens: int) -> list[int]:
+    """Greedy tokens by transformers' own generate, of one bare row."""
+    found = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return found[0, len(prompt) :].tolist()
+
+
 def response(rollout: Rollout, row: int) -> list[int]:
     return rollout.response_ids[row, : rollout.response_lengths[row]].tolist()
 

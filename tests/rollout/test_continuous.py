@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import tiny_llama
-from helpers import response, slow_log_probs
+from helpers import generated, response, slow_log_probs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.families import FAMILIES, make_family
@@ -57,15 +57,7 @@ def test_greedy_text_of_every_family_is_that_of_generate(family, cache_tokens):
     prompts = [list(range(3, 3 + length)) for length in (1, 9, 4, 4, 2, 6, 9)]
     rollout = sampled(model, prompts, cache_tokens, 12, Greedy(), eos_ids=frozenset())
     for row, prompt in enumerate(prompts):
-        own = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=12,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        assert response(rollout, row) == own[0, len(prompt) :].tolist()
+        assert response(rollout, row) == generated(model, prompt, 12)
 
 
 def tokens_read(model, monkeypatch):

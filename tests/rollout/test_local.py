@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from helpers import mask_of, response, sample, slow_log_probs
+from helpers import generated, mask_of, response, sample, slow_log_probs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,15 +58,7 @@ def test_sampled_ids_are_those_that_a_loop_without_cache_or_batch_draws(tiny_mod
 def test_greedy_decoding_is_transformers_own(tiny_model):
     rollout = sample(tiny_model, PROMPTS, limit=12, choice=Greedy())
     for row, prompt in enumerate(PROMPTS):
-        own = tiny_model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=12,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        assert response(rollout, row) == own[0, len(prompt) :].tolist()
+        assert response(rollout, row) == generated(tiny_model, prompt, 12)
 
 
 def test_training_samples_come_from_the_whole_distribution():
