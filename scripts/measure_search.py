@@ -2,9 +2,9 @@
 
     python scripts/measure_search.py [--only masked] [--seeds 3] [--threads 2] [--write]
 
-Three seeds of each, and one without the tool. A cell that was measured before under the same config is not run again, and
-one that was broken off goes on where it stopped. Exits 1 if the recipe no longer learns what the
-document says it learns.
+Three seeds of each, and one without the tool. A cell that was measured before under the same
+config is not run again, and one that was broken off goes on where it stopped. Exits 1 if the
+recipe no longer learns what the document says it learns.
 """
 
 import argparse
