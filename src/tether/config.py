@@ -613,6 +613,39 @@ class TrainSection(Section):
     """checkpoints kept besides for their held-out score, among those that were evaluated"""
 
 
+class LaunchSection(Section):
+    """Who starts the processes, and how the weights lie over them."""
+
+    kind: Literal["local", "ray"] = "local"
+    """local: this process, or those that torchrun started; ray: workers that Ray Train places"""
+    num_workers: PositiveInt | None = None
+    """processes; default: as many as torchrun started, else 1"""
+    address: str | None = None
+    """of the Ray cluster, such as ray://head:10001; default: one of this machine's own"""
+    max_restarts: NonNegativeInt = 2
+    """times that Ray starts lost workers anew; they go on from the newest checkpoint"""
+    weights: Literal["replicated", "sharded"] = "replicated"
+    """whole on every process, or a part on each, by FSDP2"""
+    tensor_parallel: PositiveInt = 1
+    """processes that share the layers of one copy of a model"""
+    timeout_seconds: PositiveFloat = 600.0
+    """a process that keeps the others waiting for longer ends the run, by name"""
+    teraflops: PositiveFloat | None = None
+    """what a device computes, in 1e12 operations a second, for the times of `tether check`"""
+    link_gigabytes: PositiveFloat | None = None
+    """what a device sends and receives, in 1e9 bytes a second, for the same"""
+
+    @model_validator(mode="after")
+    def _mesh_fits(self) -> LaunchSection:
+        workers = self.num_workers
+        if workers is not None and workers % self.tensor_parallel:
+            raise ValueError(
+                f"launch.tensor_parallel is {self.tensor_parallel}, which does not divide "
+                f"launch.num_workers = {workers}"
+            )
+        return self
+
+
 class RunConfig(Section):
     """What every kind of run has: of PPO, and of the stages before it."""
 
@@ -648,6 +681,7 @@ class Config(RunConfig):
     critic: CriticSection = CriticSection()
     actor: ActorSection = ActorSection()
     train: TrainSection = TrainSection()
+    launch: LaunchSection = LaunchSection()
 
     @cached_property
     def rows(self) -> int:
