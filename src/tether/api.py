@@ -22,7 +22,7 @@ from tether.run.checkpoints import latest_checkpoint
 from tether.run.directory import CONFIG, RUNS, is_run, refuse_taken
 from tether.run.reader import find_runs
 from tether.stages import RewardModelConfig, SFTConfig
-from tether.train.attempt import begin, go_on
+from tether.train.attempt import begin, go_on, joined
 from tether.train.checkpoint import load_adapter, load_plain_actor
 from tether.train.evaluate import Evaluation
 from tether.train.evaluate import evaluate as evaluate_roles
@@ -55,9 +55,10 @@ def train(
     config, watch = as_config(config), watch or Watcher()
     if resume and config.run.dir is None:
         raise UserError("To resume, say which run: --run.dir RUN, or `tether resume RUN`.")
-    if resume and is_run(config.run.dir):
-        return go_on(config.run.dir, config, reward, watch, allow_changed)
-    return begin(config, reward, watch)
+    with joined(config):
+        if resume and is_run(config.run.dir):
+            return go_on(config.run.dir, config, reward, watch, allow_changed)
+        return begin(config, reward, watch)
 
 
 def resume(
@@ -72,7 +73,8 @@ def resume(
     if not is_run(run):
         raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
     config = load_config(run / CONFIG, {**(overrides or {}), "run.dir": str(run)})
-    return go_on(run, config, reward, watch or Watcher(), allow_changed)
+    with joined(config):
+        return go_on(run, config, reward, watch or Watcher(), allow_changed)
 
 
 def check(config: ConfigLike, reward: Reward | None = None) -> Plan:

@@ -37,9 +37,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def cores() -> int:
-    """The CPU cores that this process may use."""
+    """The CPU cores that this process may use: its share, where torchrun started several."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    here = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class Section(BaseModel):

@@ -17,3 +17,7 @@ class RunStopped(Exception):
     def __init__(self, message: str, events: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.events = events
+
+
+class OthersLost(RunStopped):
+    """Other processes of the run no longer answer; each that is left says so for itself."""

@@ -10,7 +10,7 @@ Column t of every rows x response tensor is about `response_ids[:, t]`. Masks ar
 cell counts and come from lengths, never from comparing ids. Masked cells hold 0.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -186,3 +186,10 @@ class Minibatch:
             if f.name not in ("rows", "sequences")
         }
         return Minibatch(rows=self.rows[rows], sequences=sequences, **cut)
+
+    def counting_nothing(self) -> "Minibatch":
+        """The same tokens to read, and no cell of them in any sum."""
+        nothing = {
+            name: torch.zeros_like(getattr(self, name)) for name in ("weights", "response_mask")
+        }
+        return replace(self, **nothing)

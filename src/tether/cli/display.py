@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tether.cli.text import printable, score_text, table
 from tether.config import Config
+from tether.dist.environment import launched_rank
 from tether.train.evaluate import Evaluation
 from tether.train.loop import Result
 from tether.train.outcome import Outcome
@@ -23,7 +24,8 @@ class Display(Watcher):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.console = Console(highlight=False, soft_wrap=True)
+        # One of several processes speaks for all.
+        self.console = Console(highlight=False, soft_wrap=True, quiet=launched_rank() > 0)
         self.progress = training_bar(self.console)
         self.task = None
         self.prompt = "Hello"

@@ -25,7 +25,8 @@ from tether.cli import (
     view,
 )
 from tether.cli.text import complain
-from tether.errors import RunStopped, UserError
+from tether.dist.environment import launched_rank
+from tether.errors import OthersLost, RunStopped, UserError
 
 app = typer.Typer(
     name="tether",
@@ -81,13 +82,19 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        complain(str(error))
+        _complain_once(error)
         sys.exit(2)
     except RunStopped as error:
-        complain(str(error))
+        _complain_once(error)
         sys.exit(1)
     except BrokenPipeError:  # whoever read our output has had enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain_once(error: UserError | RunStopped) -> None:
+    """All processes of a run meet the same error, and one says it."""
+    if launched_rank() == 0 or isinstance(error, OthersLost):
+        complain(str(error))
 
 
 if __name__ == "__main__":

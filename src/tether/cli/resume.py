@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tether.cli.overrides import CONTEXT, ConfigCommand, RecipeAndFields, one_word, parse_words
+from tether.dist.environment import launched_rank
 from tether.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,13 +36,18 @@ def resume(words: RecipeAndFields = None, allow_changed: AllowChanged = False) -
     from tether.recipes import load_config
 
     config = load_config(run / "config.yaml", overrides)
-    print("loading    torch and the models …", flush=True)
+    say_loading()
     from tether import api
     from tether.cli.display import Display
 
     with Display(config) as display:
         result = api.resume(run, overrides, watch=display, allow_changed=allow_changed)
     conclude(display, result)
+
+
+def say_loading() -> None:
+    if launched_rank() == 0:
+        print("loading    torch and the models …", flush=True)
 
 
 def conclude(display: "Display", result: "Result") -> None:

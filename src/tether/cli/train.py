@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from tether.cli.overrides import CONTEXT, ConfigCommand, RecipeAndFields, one_word, parse_words
-from tether.cli.resume import AllowChanged, conclude
+from tether.cli.resume import AllowChanged, conclude, say_loading
 from tether.errors import UserError
 
 COMMAND = {"cls": ConfigCommand, "context_settings": CONTEXT}
@@ -27,7 +27,7 @@ def train(
         return _train_all(recipe, overrides, resume)
     config = load_config(recipe, overrides)
 
-    print("loading    torch and the models …", flush=True)
+    say_loading()
     from tether import api
     from tether.cli.display import Display
 

@@ -1,11 +1,17 @@
 """Rows of different lengths as rectangles, and rectangles cut into microbatches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
+from tether.dist.share import balanced
+from tether.dist.world import world
 from tether.types import Rollout, Sequences
 
 
@@ -26,6 +32,37 @@ def pad_right(
 def length_mask(lengths: Int[Tensor, " rows"], width: int) -> Bool[Tensor, "rows width"]:
     """True on the first `lengths[row]` columns."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def stack(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts one below the other, each padded to the widest."""
+    if len(rollouts) == 1:
+        return rollouts[0]
+    device = rollouts[0].response_ids.device
+
+    def of(name: str, merge: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
+        return merge([getattr(rollout, name).to(device) for rollout in rollouts])
+
+    rows = [len(rollout.finish_reasons) for rollout in rollouts]
+    calls = [rollout.calls or ((),) * n for rollout, n in zip(rollouts, rows, strict=True)]
+    return Rollout(
+        prompt_ids=of("prompt_ids", partial(_widen, left=True)),
+        prompt_lengths=of("prompt_lengths", torch.cat),
+        response_ids=of("response_ids", _widen),
+        response_lengths=of("response_lengths", torch.cat),
+        response_mask=of("response_mask", _widen),
+        rollout_log_probs=of("rollout_log_probs", _widen),
+        finish_reasons=tuple(chain.from_iterable(r.finish_reasons for r in rollouts)),
+        calls=tuple(chain.from_iterable(calls)) if any(r.calls for r in rollouts) else (),
+    )
+
+
+def _widen(parts: Sequence[Tensor], left: bool = False) -> Tensor:
+    """Rectangles one below the other, blanks before or after them."""
+    width = max(part.shape[1] for part in parts)
+    blanks = [width - part.shape[1] for part in parts]
+    sides = [(n, 0) if left else (0, n) for n in blanks]
+    return torch.cat([pad(part, side) for part, side in zip(parts, sides, strict=True)])
 
 
 def join(rollout: Rollout) -> Sequences:
@@ -51,6 +88,44 @@ def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
         torch.tensor([len(prompt) for prompt, _ in pairs]),
         torch.tensor([len(response) for _, response in pairs]),
     )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Row numbers of one microbatch. An idle one is read and counts nothing."""
+
+    rows: Int[Tensor, " some"]
+    idle: bool = False
+
+
+def own_rows(sequences: Sequences) -> Int[Tensor, " some"]:
+    """Numbers of the rows that this process trains on: about its share of the tokens."""
+    return _shares(sequences)[world().replica]
+
+
+def own_microbatches(
+    sequences: Sequences, max_tokens: int, max_cells: int | None = None
+) -> list[Part]:
+    """This process's microbatches, as many as every other has: who is done sooner adds idle ones
+    of the shortest row, as sharded weights are gathered by all together."""
+    parts = [
+        [Part(rows[group]) for group in microbatches(sequences.select(rows), max_tokens, max_cells)]
+        if len(rows)
+        else []
+        for rows in _shares(sequences)
+    ]
+    own, most = parts[world().replica], max(map(len, parts))
+    shortest = (sequences.prompt_lengths + sequences.response_lengths).argmin()[None]
+    return own + [Part(shortest, idle=True)] * (most - len(own))
+
+
+def _shares(sequences: Sequences) -> list[Int[Tensor, " some"]]:
+    """Row numbers of every process."""
+    costs = (sequences.prompt_lengths + sequences.response_lengths).tolist()
+    return [
+        torch.tensor(rows, dtype=torch.long, device=sequences.ids.device)
+        for rows in balanced(costs, world().replicas)
+    ]
 
 
 def microbatches(

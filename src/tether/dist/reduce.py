@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tether.dist.world import world
-from tether.errors import RunStopped
+from tether.errors import OthersLost
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def _waiting() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RunStopped(_who_is_missing(error)) from error
+        raise OthersLost(_who_is_missing(error)) from error
 
 
 def _who_is_missing(error: RuntimeError) -> str:

@@ -11,12 +11,13 @@ def block(rows: int) -> range:
     return range(rows * here.rank // here.size, rows * (here.rank + 1) // here.size)
 
 
-def balanced(costs: Sequence[int]) -> list[list[int]]:
-    """Rows of every replica, of about equal cost: the dearest first, each to who has least."""
-    shares: list[list[int]] = [[] for _ in range(world().replicas)]
-    loads = [0] * len(shares)
-    for row in sorted(range(len(costs)), key=lambda row: -costs[row]):
+def balanced(costs: Sequence[int], shares: int) -> list[list[int]]:
+    """Numbers of the pieces in each share, of about equal cost: the dearest piece first, each to
+    the share that has least."""
+    found: list[list[int]] = [[] for _ in range(shares)]
+    loads = [0] * shares
+    for piece in sorted(range(len(costs)), key=lambda piece: -costs[piece]):
         least = loads.index(min(loads))
-        shares[least].append(row)
-        loads[least] += costs[row]
-    return [sorted(share) for share in shares]
+        found[least].append(piece)
+        loads[least] += costs[piece]
+    return [sorted(share) for share in found]

@@ -1,6 +1,5 @@
 """Who else runs this loop: nobody, or the processes that torchrun or Ray started."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +8,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as torch_dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tether.dist.environment import launched_size, local_rank
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,11 @@ def world() -> World:
     return _now
 
 
-def launched_size() -> int:
-    """Processes that a launcher says it has started; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def local_device(kind: str) -> torch.device:
     """This process's own device of a kind: processes of a machine share its GPUs out."""
     if kind != "cuda":
         return torch.device(kind)
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", local_rank())
 
 
 @contextmanager

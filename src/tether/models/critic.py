@@ -1,12 +1,12 @@
 """The critic: a trunk with one linear value head."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tether.data.collate import microbatches
 from tether.models.forward import states_before_tokens, trunk
+from tether.models.passes import read_all
 from tether.types import Sequences
 
 
@@ -33,19 +33,23 @@ class Critic(nn.Module):
     def read(self, states: Float[Tensor, "rows states width"]) -> Float[Tensor, "rows states"]:
         return self.head(states).squeeze(-1).to(self.float_type)
 
-    @torch.no_grad()
     def values(
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
     ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
         """Values of the True cells, and the value after each row's last token."""
-        values = torch.zeros(mask.shape, dtype=self.float_type, device=mask.device)
-        final_values = torch.zeros(len(mask), dtype=self.float_type, device=mask.device)
-        for rows in microbatches(sequences, self.microbatch_tokens):
-            part = sequences.select(rows)
-            raw = self(part)
-            values[rows, : part.width] = raw[:, :-1]
-            final_values[rows] = raw.gather(1, part.response_lengths[:, None]).squeeze(1)
+
+        def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor, Tensor]:
+            return before_and_after(self(part), part)
+
+        values, final_values = read_all(sequences, self.microbatch_tokens, read)
         return torch.where(mask, values, 0.0), final_values
+
+
+def before_and_after(
+    values: Float[Tensor, "rows states"], sequences: Sequences
+) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
+    """The value before each response token, and the one after the last."""
+    return values[:, :-1], values.gather(1, sequences.response_lengths[:, None]).squeeze(1)
 
 
 class NoCritic:

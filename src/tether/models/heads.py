@@ -164,7 +164,7 @@ def token_full_kl(
 ) -> Float[Tensor, "rows response"]:
     """KL(p || q) over the whole vocabulary at each True cell; 0 elsewhere."""
 
-    def ofcells_at_once(p_states: Tensor, q_states: Tensor) -> Tensor:
+    def of_cells(p_states: Tensor, q_states: Tensor) -> Tensor:
         log_p, log_q = (
             torch.log_softmax(tempered_logits(head, states, temperature), dim=-1)
             for head, states in ((p_head, p_states), (q_head, q_states))
@@ -175,7 +175,7 @@ def token_full_kl(
     chunks = list(zip(p_states[mask].split(size), q_states[mask].split(size), strict=True))
     recompute = torch.is_grad_enabled() and len(chunks) > 1
     parts = [
-        checkpoint(of_cells, *chunk, use_reentrant=False) if recompute else ofcells_at_once(*chunk)
+        checkpoint(of_cells, *chunk, use_reentrant=False) if recompute else of_cells(*chunk)
         for chunk in chunks
     ]
     return _in_place(torch.cat(parts), mask)

@@ -2,14 +2,13 @@
 
 import copy
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.data.collate import microbatches
 from tether.models.forward import states_before_tokens, trunk
 from tether.models.heads import Head, cells_at_once, token_full_kl, token_log_probs_and_entropies
+from tether.models.passes import read_all
 from tether.types import Sequences
 
 
@@ -69,15 +68,14 @@ class Policy:
         """KL(p || q) of two heads over their states, at this policy's temperature."""
         return token_full_kl(p_head, p_states, q_head, q_states, mask, self.temperature)
 
-    @torch.no_grad()
     def log_probs(
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
     ) -> Float[Tensor, "rows response"]:
         """Log-probs of the True cells, microbatch by microbatch, without gradients."""
-        float_type = torch.promote_types(self.model.dtype, torch.float32)
-        result = torch.zeros(mask.shape, dtype=float_type, device=mask.device)
-        for rows in microbatches(sequences, self.microbatch_tokens):
-            part = sequences.select(rows)
+
+        def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor]:
             log_probs, _ = self.read(self.states(part), part, mask[rows, : part.width])
-            result[rows, : part.width] = log_probs
-        return result
+            return (log_probs,)
+
+        (log_probs,) = read_all(sequences, self.microbatch_tokens, read)
+        return log_probs

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tether.data.collate import length_mask, microbatches, pad_right
+from tether.data.collate import length_mask, pad_right
 from tether.errors import UserError
 from tether.models.forward import states_before_tokens, trunk
 from tether.models.loading import DTYPES, find_model
@@ -45,14 +45,11 @@ class RewardModel:
         whole = whole_rows(dialogues, self.model.device)
         return self._read(whole)
 
-    @torch.no_grad()
     def scores(self, dialogues: Sequence[Sequence[int]]) -> Float[Tensor, " rows"]:
         """Scores, microbatch by microbatch."""
         whole = whole_rows(dialogues, self.model.device)
-        result = torch.zeros(len(dialogues), dtype=self.float_type, device=self.model.device)
-        for rows in microbatches(whole, self.microbatch_tokens):
-            result[rows] = self._read(whole.select(rows))
-        return result
+        (scores,) = read_all(whole, self.microbatch_tokens, lambda part, rows: (self._read(part),))
+        return scores
 
     def _read(self, whole: Sequences) -> Float[Tensor, " rows"]:
         head = decoder_head(self.model)

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from tether.dist.reduce import gather_results
+from tether.dist.share import block
 from tether.errors import UserError
 from tether.rewards.function import LARGEST_SCORE, Reward, call_reward, describe
 from tether.rewards.parts import Part
@@ -37,6 +39,15 @@ class Scorer(Protocol):
     def close(self) -> None: ...
 
 
+def spread(
+    rows: list[Mapping[str, Any]], score: Callable[[list[Mapping[str, Any]]], list[Verdict]]
+) -> list[Verdict]:
+    """Verdicts in row order; each process scores a block of the rows."""
+    mine = block(len(rows))
+    parts = gather_results(lambda: score(rows[mine.start : mine.stop]))
+    return [verdict for part in parts for verdict in part]
+
+
 class InProcessScorer:
     """For functions that exist only in this process (notebooks, closures). No time limit."""
 
@@ -44,7 +55,7 @@ class InProcessScorer:
         self.function = function
 
     def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
-        return [self._score_row(row) for row in rows]
+        return spread(rows, lambda mine: [self._score_row(row) for row in mine])
 
     def _score_row(self, row: Mapping[str, Any]) -> Verdict:
         try:
@@ -67,6 +78,9 @@ class ChildScorer:
         self.child: _Child | None = None
 
     def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+        return spread(rows, self._score)
+
+    def _score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
         lines = [json.dumps(row) for row in rows]
         verdicts: list[Verdict] = []
         while len(verdicts) < len(rows):

@@ -80,6 +80,12 @@ class Sampler(Protocol):
         """Take the policy's weights as of this iteration."""
         ...
 
-    def run(self, episodes: Sequence[Episode], choice: Draw | Greedy) -> Rollout:
-        """Every episode to its end; row i of the rollout is episode i."""
+    def run(
+        self,
+        episodes: Sequence[Episode],
+        choice: Draw | Greedy,
+        numbers: Sequence[int] | None = None,
+    ) -> Rollout:
+        """Every episode to its end; row i of the rollout is episode i. Draws are keyed by
+        `numbers`, its place among the rows of all processes (default: i)."""
         ...

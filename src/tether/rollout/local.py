@@ -92,8 +92,14 @@ class LocalSampler:
         self.version = version
 
     @torch.no_grad()
-    def run(self, episodes: Sequence[Episode], choice: Draw | Greedy) -> Rollout:
-        rows = [Row(number, episode) for number, episode in enumerate(episodes)]
+    def run(
+        self,
+        episodes: Sequence[Episode],
+        choice: Draw | Greedy,
+        numbers: Sequence[int] | None = None,
+    ) -> Rollout:
+        numbers = range(len(episodes)) if numbers is None else numbers
+        rows = [Row(*pair) for pair in zip(numbers, episodes, strict=True)]
         with adapter_merged(self.model), packed(self.model):
             self._decode(rows, choice)
         return self._collate(rows)

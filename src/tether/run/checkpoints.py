@@ -24,20 +24,36 @@ DAMAGED = "damaged-"
 
 def publish(run: Path, name: str, write: Callable[[Path], None]) -> Path:
     """Let `write` fill a staged folder, seal it with a manifest, move it to its place."""
-    folder = run / CHECKPOINTS
-    place, staged = folder / name, folder / f"{STAGED}{name}"
-    shutil.rmtree(staged, ignore_errors=True)
     try:
-        staged.mkdir(parents=True)
+        staged = stage(run, name)
         write(staged)
-        _seal(staged)
-        os.rename(staged, place)
+        return finish(staged, name)
     except Exception:
-        shutil.rmtree(staged, ignore_errors=True)  # a full disk gets its space back
+        discard(run, name)
         raise
+
+
+def stage(run: Path, name: str) -> Path:
+    """An empty folder for the files of a checkpoint to come."""
+    discard(run, name)
+    staged = run / CHECKPOINTS / f"{STAGED}{name}"
+    staged.mkdir(parents=True)
+    return staged
+
+
+def finish(staged: Path, name: str) -> Path:
+    """Seal a staged folder with a manifest and move it to its place."""
+    folder = staged.parent
+    _seal(staged)
+    os.rename(staged, folder / name)
     sync(folder)
     _point_latest(folder, name)
-    return place
+    return folder / name
+
+
+def discard(run: Path, name: str) -> None:
+    """A full disk gets its space back."""
+    shutil.rmtree(run / CHECKPOINTS / f"{STAGED}{name}", ignore_errors=True)
 
 
 def all_checkpoints(run: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 They hold tensors until the end of an iteration, so that measuring never waits for a device.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
@@ -83,5 +83,17 @@ class Meter:
         known = self.metrics.get(name)
         self.metrics[name] = metric if known is None else known.merge(metric)
 
+    def merge(self, other: "Meter") -> None:
+        for name, metric in other.metrics.items():
+            self.record(name, metric)
+
+    def settled(self) -> "Meter":
+        """With plain numbers, which can travel."""
+        return Meter({name: _settled(metric) for name, metric in self.metrics.items()})
+
     def values(self) -> dict[str, float]:
         return {name: metric.value() for name, metric in self.metrics.items()}
+
+
+def _settled(metric: Metric) -> Metric:
+    return replace(metric, **{f.name: float(getattr(metric, f.name)) for f in fields(metric)})

@@ -90,6 +90,27 @@ class RunWriter:
         )
 
 
+class NoWriter:
+    """For a process beside the one that writes the run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def iteration(
+        self, iteration: int, metrics: Mapping[str, float], timings: Mapping[str, float]
+    ) -> None: ...
+
+    def evaluation(self, record: Mapping[str, Any]) -> None: ...
+
+    def events(self, iteration: int, events: Sequence[Event]) -> None: ...
+
+    def rollouts(self, iteration: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def cut_back(run: Path, iterations_done: int) -> None:
     """Make the run's files what they were after so many iterations: later lines and rollouts go,
     and so does what a kill left half written. Events stay: they did happen."""

@@ -1,15 +1,21 @@
 """One attempt at a run: begun in a directory of its own, or gone on with where it stopped."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 
 from tether.config import Config
+from tether.dist.environment import launched_size
+from tether.dist.reduce import from_first
+from tether.dist.world import entered, world
+from tether.errors import UserError
 from tether.rewards.function import Reward
 from tether.run.directory import RUNS, create_run_directory, refuse_taken
 from tether.run.events import Event
 from tether.run.lock import RunLock
-from tether.run.writer import RunWriter, cut_back
+from tether.run.writer import NoWriter, RunWriter, cut_back
 from tether.train.checkpoint import load_checkpoint
 from tether.train.evaluate import read_evaluations
 from tether.train.loop import Loop, Result, finished_result
@@ -22,19 +28,48 @@ from tether.train.resume import (
     is_finished,
     refuse_changes,
 )
-from tether.train.roles import Roles, build_roles
+from tether.train.roles import Roles, build_roles, pick_device
 from tether.train.watch import Watcher
+
+
+@contextmanager
+def joined(config: Config) -> Iterator[None]:
+    """As one of the processes that torchrun or Ray started for this run; usually the only one."""
+    launch, size = config.launch, launched_size()
+    if launch.num_workers not in (None, size):
+        raise UserError(
+            f"launch.num_workers is {launch.num_workers}, but {size} of them run; start them with "
+            f"`torchrun --nproc-per-node {launch.num_workers} -m tether train …`, or write "
+            f"--launch.kind ray."
+        )
+    if size % launch.tensor_parallel:
+        raise UserError(
+            f"launch.tensor_parallel is {launch.tensor_parallel}, which does not divide the "
+            f"{size} processes of this run."
+        )
+    if size > config.rows:
+        raise UserError(
+            f"An iteration has {config.rows} rows, too few for {size} processes; raise "
+            f"rollout.prompts or start fewer."
+        )
+    kind = pick_device(config.device).type
+    with entered(kind, launch.tensor_parallel, launch.timeout_seconds):
+        yield
 
 
 def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
     """A new run, once everything that it needs has been found to be there."""
-    refuse_taken(config.run.dir, config.run.overwrite)
+    settings = config.run
+    from_first(lambda: refuse_taken(settings.dir, settings.overwrite))
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)
     try:
-        check_disk(make_plan(config, roles), config.run.dir or RUNS)
-        run = create_run_directory(config.run.dir, config.run.name, config.run.overwrite)
-        with RunLock(run):
+        plan = make_plan(config, roles)
+        from_first(lambda: check_disk(plan, settings.dir or RUNS))
+        run = from_first(
+            lambda: create_run_directory(settings.dir, settings.name, settings.overwrite)
+        )
+        with _locked(run):
             return _run(run, config, roles, watch, first_start(config))
     finally:
         roles.reward.close()
@@ -44,27 +79,37 @@ def go_on(
     run: Path, config: Config, reward: Reward | None, watch: Watcher, allow_changed: bool
 ) -> Result:
     """From the newest whole checkpoint, with the run's files cut back to it."""
-    with RunLock(run):
-        if is_finished(run, config):
+    with _locked(run):
+        if from_first(lambda: is_finished(run, config)):
             return finished_result(run, config, read_evaluations(run))
-        start = find_start(run, config, allow_changed)
+        start = from_first(lambda: find_start(run, config, allow_changed))
         torch.set_num_threads(config.threads)
         roles = build_roles(config, reward)
         try:
             changes = changed_inputs(start, roles.inputs)
             start.events.extend(refuse_changes(changes, allow_changed))
-            check_disk(make_plan(config, roles), run)
+            plan = make_plan(config, roles)
+            from_first(lambda: check_disk(plan, run))
             if start.checkpoint is not None:
                 load_checkpoint(start.checkpoint, roles, config)
-            cut_back(run, start.progress.iterations_done)
+            from_first(lambda: cut_back(run, start.progress.iterations_done))
             return _run(run, config, roles, watch, start)
         finally:
             roles.reward.close()
 
 
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """One process writes the run; the others go by what it found."""
+    with ExitStack() as held:
+        from_first(lambda: held.enter_context(RunLock(run)) and None)
+        yield
+
+
 def _run(run: Path, config: Config, roles: Roles, watch: Watcher, start: Start) -> Result:
     done = start.progress.iterations_done
-    writer = RunWriter(run, config.to_yaml(), start.attempt)
+    first = world().is_first
+    writer = RunWriter(run, config.to_yaml(), start.attempt) if first else NoWriter(run)
     try:
         watch.started(run, config.train.iterations)
         if start.attempt > 1:

@@ -8,6 +8,9 @@ checkpoints/000050/actor_optimizer.safetensors
 checkpoints/000050/critic_optimizer.safetensors
 checkpoints/000050/state.json
 
+Several processes write a file in as many parts, NAME-00001-of-00002.safetensors, each of whole
+tensors; any number of processes reads them.
+
 There is no random state to keep: every draw is computed from the seed and where it is used. Nor is
 there a position in the data: it follows from the iteration. The base below an adapter is no part of
 it either: it is what config.yaml names, and its hash is kept.
@@ -21,11 +24,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 from transformers import PreTrainedModel
 
 from tether.config import Config
+from tether.dist.reduce import from_first, gather_results
+from tether.dist.world import world
 from tether.errors import RunStopped, UserError
 from tether.models.adapters import add_adapter, learned, load_learned, merge_adapter
 from tether.models.critic import Critic
@@ -37,12 +41,20 @@ from tether.models.loading import (
     load_vocabulary,
 )
 from tether.rewards.learned import LearnedScorer, Scale
-from tether.run.checkpoints import all_checkpoints, prune, publish
+from tether.run.checkpoints import all_checkpoints, discard, finish, prune, stage
 from tether.run.directory import CHECKPOINTS, EVALS, SCHEMA
 from tether.run.reader import read_lines
 from tether.train.controls import Controls
 from tether.train.inputs import hash_model
 from tether.train.roles import Roles
+from tether.train.tensors import (
+    OwnTensors,
+    own_tensors,
+    plain_weights,
+    read_tensors,
+    write_model,
+    write_tensors,
+)
 
 STATE = "state.json"
 ACTOR = "actor"
@@ -71,26 +83,17 @@ def save_checkpoint(
     """Write the state; one that exists already is left as it is, being the same."""
     name = f"{progress.iterations_done:06d}"
     place = run / CHECKPOINTS / name
-    if place.exists():
+    if from_first(place.exists):
         return place
     _refuse_non_finite(roles, name)
-
-    def write(folder: Path) -> None:
-        _write_weights(folder, roles, config)
-        state = {
-            "schema": SCHEMA,
-            **asdict(progress),
-            "config": config.to_dict(),
-            "inputs": roles.inputs,
-        }
-        if isinstance(roles.reward, LearnedScorer):
-            state["reward_scale"] = asdict(roles.reward.scale)
-        (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-
+    tensors = _own_tensors(roles, config)
     try:
-        publish(run, name, write)
-        prune(run, _kept(run, config))
+        staged = from_first(lambda: stage(run, name))
+        gather_results(lambda: _write(staged, tensors, progress, roles, config))
+        from_first(lambda: finish(staged, name))
+        from_first(lambda: prune(run, _kept(run, config)))
     except (OSError, SafetensorError) as error:
+        from_first(lambda: discard(run, name))
         raise RunStopped(
             f"Checkpoint {place} could not be written: {_reason(error)}. Make room, then "
             f"`tether resume {run}` goes on from the one before."
@@ -112,26 +115,27 @@ def load_checkpoint(checkpoint: Path, roles: Roles, config: Config) -> None:
 def _load(checkpoint: Path, roles: Roles, config: Config) -> None:
     model = roles.actor.model
     if config.model.lora is not None:
-        load_learned(model, load_file(checkpoint / ADAPTER))
+        load_learned(model, read_tensors(checkpoint / ADAPTER))
     else:
         saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, model.device)
         model.load_state_dict(saved.state_dict())
     if isinstance(roles.critic, Critic):
-        load_learned(roles.critic, load_file(checkpoint / CRITIC))
+        load_learned(roles.critic, read_tensors(checkpoint / CRITIC))
     if config.refreshes_reference:
-        load_model(roles.reference.policy.model, str(checkpoint / REFERENCE))
+        model = roles.reference.policy.model
+        model.load_state_dict(read_tensors(checkpoint / REFERENCE), strict=False)
     if isinstance(roles.reward, LearnedScorer):
         roles.reward.scale = Scale(**read_state(checkpoint)["reward_scale"])
-    roles.actor_optimizer.load_state(load_file(checkpoint / ACTOR_OPTIMIZER))
+    roles.actor_optimizer.load_state(read_tensors(checkpoint / ACTOR_OPTIMIZER))
     if roles.critic_optimizer is not None:
-        roles.critic_optimizer.load_state(load_file(checkpoint / CRITIC_OPTIMIZER))
+        roles.critic_optimizer.load_state(read_tensors(checkpoint / CRITIC_OPTIMIZER))
 
 
 def load_adapter(checkpoint: Path, roles: Roles, config: Config) -> None:
     """Put only the actor's adapter back, on the base that it was trained on."""
     _refuse_other_base(checkpoint, config)
     try:
-        load_learned(roles.actor.model, load_file(checkpoint / ADAPTER))
+        load_learned(roles.actor.model, read_tensors(checkpoint / ADAPTER))
     except RuntimeError:
         raise UserError(
             f"The adapter in {checkpoint} does not fit these fields; leave out overrides that "
@@ -153,7 +157,7 @@ def load_plain_actor(
     vocabulary = load_vocabulary(settings.actor, model, settings.hub)
     model.to(DTYPES[dtype])
     add_adapter(model, settings.lora, config.seed, "actor")
-    load_learned(model, load_file(checkpoint / ADAPTER))
+    load_learned(model, read_tensors(checkpoint / ADAPTER))
     merge_adapter(model)
     return model, vocabulary
 
@@ -173,19 +177,46 @@ def read_progress(state: Mapping[str, Any]) -> Progress:
     return Progress(controls=Controls(**state["controls"]), **fields)
 
 
-def _write_weights(folder: Path, roles: Roles, config: Config) -> None:
+def _own_tensors(roles: Roles, config: Config) -> dict[str, OwnTensors]:
+    """What this process writes of each file, gathered before anyone writes."""
+    parts = {ACTOR_OPTIMIZER: roles.actor_optimizer.state()}
     if config.model.lora is not None:
-        save_file(learned(roles.actor.model), folder / ADAPTER)
+        parts[ADAPTER] = learned(roles.actor.model)
     else:
-        roles.actor.model.save_pretrained(folder / ACTOR)
-        roles.vocabulary.tokenizer.save_pretrained(folder / ACTOR)
+        parts[ACTOR] = plain_weights(roles.actor.model)
     if isinstance(roles.critic, Critic):
-        save_file(learned(roles.critic), folder / CRITIC)
+        parts[CRITIC] = learned(roles.critic)
     if config.refreshes_reference:
-        save_model(roles.reference.policy.model, str(folder / REFERENCE))
-    save_file(roles.actor_optimizer.state(), folder / ACTOR_OPTIMIZER)
+        parts[REFERENCE] = plain_weights(roles.reference.policy.model)
     if roles.critic_optimizer is not None:
-        save_file(roles.critic_optimizer.state(), folder / CRITIC_OPTIMIZER)
+        parts[CRITIC_OPTIMIZER] = roles.critic_optimizer.state()
+    return {name: own_tensors(tensors) for name, tensors in parts.items()}
+
+
+def _write(
+    folder: Path,
+    tensors: Mapping[str, OwnTensors],
+    progress: Progress,
+    roles: Roles,
+    config: Config,
+) -> None:
+    """This process's tensors; the first one's hands also write what is not a tensor."""
+    for name, own in tensors.items():
+        if name == ACTOR:
+            write_model(folder / ACTOR, own, roles.actor.model, roles.vocabulary.tokenizer)
+        else:
+            write_tensors(folder / name, own)
+    if not world().is_first:
+        return
+    state = {
+        "schema": SCHEMA,
+        **asdict(progress),
+        "config": config.to_dict(),
+        "inputs": roles.inputs,
+    }
+    if isinstance(roles.reward, LearnedScorer):
+        state["reward_scale"] = asdict(roles.reward.scale)
+    (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
 def _refuse_other_base(checkpoint: Path, config: Config) -> None:

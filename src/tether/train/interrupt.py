@@ -1,12 +1,22 @@
 """Ctrl-C and SIGTERM: what is only being sampled or scored is dropped, what moves weights or
-writes files is finished; then the state is saved. A second signal ends at once."""
+writes files is finished; then the state is saved. A second signal ends at once.
+
+Where several processes run the loop, they agree on a signal between two pieces of work, and none
+is dropped: the others would wait for who has left.
+"""
 
 import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
+
+from tether.dist.reduce import gather
+from tether.dist.world import world
+
+ECHO_SECONDS = 2.0
 
 
 class Dropped(BaseException):
@@ -18,6 +28,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._heard = 0.0
         self._may_drop = False
 
     def __enter__(self) -> "Interrupt":
@@ -34,9 +45,10 @@ class Interrupt:
     @contextlib.contextmanager
     def droppable(self) -> Iterator[None]:
         """A signal inside raises Dropped, unless `hold` was called since."""
+        self.agree()
         if self.signal is not None:
             raise Dropped
-        self._may_drop = True
+        self._may_drop = world().size == 1
         try:
             yield
         finally:
@@ -46,10 +58,20 @@ class Interrupt:
         """From here on the work under way is finished."""
         self._may_drop = False
 
+    def agree(self) -> None:
+        """What one process was sent, all have heard."""
+        heard = [number for number in gather(self.signal) if number is not None]
+        self.signal = heard[0] if heard else None
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+        if self.signal is not None and not self._is_echo():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.signal = signal.Signals(number)
+        self._heard = time.monotonic()
         if self._may_drop:
             raise Dropped
+
+    def _is_echo(self) -> bool:
+        """A launcher passes on what the terminal has sent to its processes already."""
+        return world().size > 1 and time.monotonic() - self._heard < ECHO_SECONDS

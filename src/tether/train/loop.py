@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tether.config import Config
+from tether.dist.world import world
 from tether.errors import RunStopped
 from tether.run.events import Event
 from tether.run.trackers import Trackers
-from tether.run.writer import RunWriter
+from tether.run.writer import NoWriter, RunWriter
 from tether.train.checkpoint import Progress, save_checkpoint
 from tether.train.evaluate import Evaluation, evaluate
 from tether.train.interrupt import Dropped, Interrupt
@@ -47,7 +48,7 @@ class Loop:
         self,
         config: Config,
         roles: Roles,
-        writer: RunWriter,
+        writer: RunWriter | NoWriter,
         watch: Watcher,
         progress: Progress,
         evaluations: list[Evaluation],
@@ -59,7 +60,7 @@ class Loop:
         self.began_at = progress.iterations_done
         self.train_seconds = 0.0
         self.interrupt = Interrupt()
-        self.trackers = Trackers(writer.directory, config.run.trackers)
+        self.trackers = Trackers(writer.directory, config.run.trackers if world().is_first else [])
 
     def run(self) -> Result:
         with self._tracked(), self.interrupt:
@@ -80,6 +81,7 @@ class Loop:
                 self._evaluate()
             if last or (done > 0 and _due(done, self.config.train.checkpoint_every)):
                 self._save()
+            self.interrupt.agree()
             if last or self.interrupt.signal is not None:
                 return
             self._iterate()

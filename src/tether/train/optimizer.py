@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from tether.dist.reduce import total_gradients
+
 
 def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
     """What the learning rate is multiplied by in this iteration."""
@@ -62,6 +64,7 @@ class Optimizer:
 
     def step(self) -> Tensor:
         """Apply the gradients and clear them; the norm before clipping, finite or not."""
+        total_gradients(self.parameters)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         if bool(norm.isfinite()):
             self.adam.step()

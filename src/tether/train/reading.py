@@ -1,12 +1,13 @@
 """What actor and critic say of every token before the updates, in as few passes as it takes."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tether.config import Config
-from tether.data.collate import microbatches
+from tether.models.critic import before_and_after
 from tether.models.forward import states_before_tokens
+from tether.models.passes import read_all
 from tether.train.roles import Roles
 from tether.types import Rollout, Sequences
 
@@ -30,21 +31,14 @@ def read_before_updates(
     return old_log_probs, *roles.critic.values(sequences, mask)
 
 
-@torch.no_grad()
 def _read_once(sequences: Sequences, mask: Bool[Tensor, "rows response"], roles: Roles) -> Read:
     """Both heads over one pass of the trunk that they share."""
     actor, critic = roles.actor, roles.critic
-    log_probs, values = (
-        torch.zeros(mask.shape, dtype=critic.float_type, device=mask.device) for _ in range(2)
-    )
-    final_values = torch.zeros(len(mask), dtype=critic.float_type, device=mask.device)
-    for rows in microbatches(sequences, actor.microbatch_tokens):
-        part = sequences.select(rows)
+
+    def read(part: Sequences, rows: Int[Tensor, " some"]) -> Read:
         states = states_before_tokens(critic.trunk, part)
-        found = critic.read(states)
-        values[rows, : part.width] = found[:, :-1]
-        final_values[rows] = found.gather(1, part.response_lengths[:, None]).squeeze(1)
-        log_probs[rows, : part.width], _ = actor.read(
-            states[:, :-1], part, mask[rows, : part.width]
-        )
+        log_probs, _ = actor.read(states[:, :-1], part, mask[rows, : part.width])
+        return log_probs, *before_and_after(critic.read(states), part)
+
+    log_probs, values, final_values = read_all(sequences, actor.microbatch_tokens, read)
     return log_probs, torch.where(mask, values, 0.0), final_values

@@ -17,7 +17,7 @@ from tether.run.reader import read_lines
 from tether.train.checkpoint import Progress, read_progress, read_state
 from tether.train.controls import first_controls
 
-# None of these changes a number of the run.
+# None of these changes a number of the run; who computes it, by `launch`, only its rounding.
 MAY_CHANGE = {
     "run.name",
     "run.overwrite",
@@ -97,7 +97,9 @@ def changed_fields(written: Mapping[str, Any], config: Config) -> list[str]:
     return [
         f"{name}, {before.get(name)} then and {now.get(name)} now"
         for name in {**before, **now}
-        if before.get(name) != now.get(name) and name not in allowed
+        if before.get(name) != now.get(name)
+        and name not in allowed
+        and not name.startswith("launch.")
     ]
 
 

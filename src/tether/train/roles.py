@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from tether.config import Config, DataFile, LoraSection
 from tether.data.prompts import PromptSet, load_prompts
+from tether.dist.world import local_device
 from tether.errors import UserError
 from tether.models.adapters import add_adapter, learned
 from tether.models.critic import Critic, NoCritic
@@ -21,6 +22,7 @@ from tether.rewards.parts import columns_wanted, learned_model, parts_of
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
 from tether.rollout.episode import Episodes, Sampler
 from tether.rollout.local import LocalSampler
+from tether.rollout.spread import SpreadSampler
 from tether.rollout.tools.build import build_turns
 from tether.train.inputs import fingerprint
 from tether.train.normalisation import build_learned_scorer, start_value_head
@@ -76,11 +78,13 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
         vocabulary=vocabulary,
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
-        sampler=LocalSampler(
-            vocabulary.eos_ids,
-            rollout.max_response_tokens,
-            rollout.temperature,
-            rollout.cache_tokens,
+        sampler=SpreadSampler(
+            LocalSampler(
+                vocabulary.eos_ids,
+                rollout.max_response_tokens,
+                rollout.temperature,
+                rollout.cache_tokens,
+            )
         ),
         episodes=turns.episodes,
         actor=actor,
@@ -165,7 +169,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(0, device=name).device
+        return torch.empty(0, device=local_device(name)).device
     except (RuntimeError, AssertionError):
         raise UserError(f"device {name!r} is not there; write cpu or auto.") from None
 

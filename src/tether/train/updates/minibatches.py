@@ -10,7 +10,9 @@ from torch import Tensor
 
 from tether.algo.aggregation import cell_weights
 from tether.algo.random import permutation
-from tether.data.collate import microbatches
+from tether.data.collate import own_microbatches, own_rows
+from tether.dist.reduce import total
+from tether.dist.world import world
 from tether.run.metrics import Level, Mean
 from tether.train.optimizer import Optimizer
 from tether.train.updates.report import Report
@@ -81,9 +83,10 @@ def make_minibatch(
 def split(
     minibatch: Minibatch, max_tokens: int, max_cells: int | None = None
 ) -> Iterator[Minibatch]:
-    """Its microbatches; they keep the weights that were counted over the whole."""
-    for part in microbatches(minibatch.sequences, max_tokens, max_cells):
-        yield minibatch.select(part)
+    """This process's microbatches; they keep the weights that were counted over the whole."""
+    for part in own_microbatches(minibatch.sequences, max_tokens, max_cells):
+        batch = minibatch.select(part.rows)
+        yield batch.counting_nothing() if part.idle else batch
 
 
 def walk_minibatches(
@@ -96,12 +99,15 @@ def walk_minibatches(
     """One backward a microbatch, one optimizer step a minibatch, until the walk is over or the
     policy has gone further than `stop_kl` from where the iteration began."""
     report.tried = True
+    own = torch.full((len(experience),), world().replica == 0)  # rows that this process read last
     steps = 0
     for rows in row_slices(len(experience), walk):
         minibatch = make_minibatch(experience, rows, walk.aggregation, walk.max_response_tokens)
         if not minibatch.response_mask.any():
             report.event("empty_minibatch", f"no token of {walk.role} step {steps} counts; skipped")
             continue
+        own[rows] = False
+        own[rows[own_rows(minibatch.sequences).cpu()]] = True
         totals: dict[str, Tensor | float] = {}
         kl = Mean(0.0, 0)
         for microbatch in split(minibatch, walk.microbatch_tokens, walk.microbatch_cells):
@@ -110,6 +116,7 @@ def walk_minibatches(
             for name, part in terms.parts.items():
                 totals[name] = totals.get(name, 0.0) + part.detach()
             kl = kl.merge(terms.kl_from_old)
+        totals, kl = _over_all_processes(totals, kl)
         losses = {name: float(part) for name, part in totals.items()}
         if not all(map(math.isfinite, losses.values())):
             optimizer.drop()
@@ -128,7 +135,16 @@ def walk_minibatches(
             continue
         report.taken += 1
         report.meter.record(f"{walk.role}/grad_norm", Mean(norm, 1))
-        for name, total in totals.items():
-            report.meter.record(name, Mean(total, 1))
+        for name, loss in totals.items():
+            report.meter.record(name, Mean(loss, 1))
+    report.gather(own)
     report.meter.record(f"{walk.role}/lr", Level(optimizer.adam.param_groups[0]["lr"]))
     report.meter.record(f"{walk.role}/steps", Level(steps))
+
+
+def _over_all_processes(totals: Mapping[str, Tensor], kl: Mean) -> tuple[dict[str, Tensor], Mean]:
+    """Each process has its microbatches' part of the minibatch."""
+    parts = [*totals.values(), torch.as_tensor(kl.total), torch.as_tensor(kl.count)]
+    device = parts[0].device
+    *losses, moved, tokens = total(torch.stack([part.to(device).double() for part in parts]))
+    return dict(zip(totals, losses, strict=True)), Mean(moved, tokens)

@@ -98,7 +98,8 @@ def policy_terms(
 
     with torch.no_grad():
         moved = k3(batch.old_log_probs, new_log_probs, mask)
-        report.new_log_probs[batch.rows, : mask.shape[1]] = new_log_probs
+        kept = report.new_log_probs[batch.rows, : mask.shape[1]]
+        report.new_log_probs[batch.rows, : mask.shape[1]] = torch.where(mask, new_log_probs, kept)
         record, tokens = report.meter.record, mask.sum()
         record("actor/entropy", Mean(masked_sum(entropies, mask), tokens))
         record("actor/approx_kl", Mean(moved.sum(), tokens))

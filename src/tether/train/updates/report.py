@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import torch
+from jaxtyping import Bool
 from torch import Tensor
 
+from tether.dist.reduce import gather, total
 from tether.run.events import Event
 from tether.run.metrics import Meter
 
@@ -18,6 +21,16 @@ class Report:
     penalty_coef: float | None = None  # PPO-Penalty's weight for the next iteration
     tried: bool = False  # there was an update to make, even if no row was left for it
     taken: int = 0  # optimizer steps
+
+    def gather(self, own: Bool[Tensor, " rows"]) -> None:
+        """Metrics of all processes as one; each row's log-probs from whoever read it last."""
+        meters = gather(self.meter.settled())
+        self.meter = meters[0]
+        for other in meters[1:]:
+            self.meter.merge(other)
+        if self.new_log_probs is not None:
+            mine = own.to(self.new_log_probs.device)[:, None]
+            self.new_log_probs = total(torch.where(mine, self.new_log_probs, 0.0))
 
     def event(self, kind: str, message: str) -> None:
         self.events.append(Event(kind, message))

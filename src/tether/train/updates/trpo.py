@@ -12,6 +12,8 @@ from tether.algo.aggregation import weighted_sum
 from tether.algo.losses import log_ratio
 from tether.algo.trust_region import Product, conjugate_gradient, line_search, longest_step
 from tether.config import Config
+from tether.data.collate import own_rows
+from tether.dist.reduce import total
 from tether.models.policy import Policy
 from tether.run.metrics import Level
 from tether.train.roles import Roles
@@ -60,6 +62,7 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
 def _finish(report: Report, region: "TrustRegion", share: float, tries: int) -> Report:
     surrogate, kl = region.measure()
     report.new_log_probs = region.new_log_probs
+    report.gather(region.own)
     ratio = torch.where(region.mask, (report.new_log_probs - region.old_log_probs).exp(), 1.0)
     record = report.meter.record
     record("actor/pg_loss", Level(-surrogate))
@@ -93,6 +96,8 @@ class TrustRegion:
         self.new_log_probs = experience.old_log_probs.clone()
         self.entropy = 0.0
         rows = torch.arange(len(experience))
+        self.own = torch.zeros(len(rows), dtype=torch.bool)
+        self.own[own_rows(experience.sequences).cpu()] = True
         self.parts = list(self._parts(experience, rows))
         wanted = config.actor.update.fisher_rows or len(rows)
         few = rows[:: max(1, len(rows) // wanted)][:wanted]
@@ -119,29 +124,33 @@ class TrustRegion:
     @torch.no_grad()
     def measure(self) -> tuple[float, float]:
         """(surrogate, mean KL(old || new)) where the weights are now."""
-        surrogate, kl, entropy = 0.0, 0.0, 0.0
+        sums = torch.zeros(3, dtype=torch.float64)
         for part in self.parts:
             states = self.actor.states(part.batch.sequences)
             new_log_probs, entropies = self.actor.read(
                 states, part.batch.sequences, part.batch.response_mask
             )
-            surrogate += float(self._surrogate(new_log_probs, part))
-            kl += float(self._kl(states, part))
-            entropy += float(weighted_sum(entropies, part.token_weights))
-            self.new_log_probs[part.batch.rows, : new_log_probs.shape[1]] = new_log_probs
-        self.entropy = entropy
+            sums[0] += float(self._surrogate(new_log_probs, part))
+            sums[1] += float(self._kl(states, part))
+            sums[2] += float(weighted_sum(entropies, part.token_weights))
+            place = (part.batch.rows, slice(new_log_probs.shape[1]))
+            self.new_log_probs[place] = torch.where(
+                part.batch.response_mask, new_log_probs, self.new_log_probs[place]
+            )
+        surrogate, kl, self.entropy = total(sums).tolist()
         return surrogate, kl
 
     def surrogate_gradient(self) -> Float[Tensor, " n"]:
-        total = torch.zeros(sum(p.numel() for p in self.parameters), device=self.mask.device)
+        numbers = sum(p.numel() for p in self.parameters)
+        gradient = torch.zeros(numbers, dtype=self.actor.model.dtype, device=self.mask.device)
         for part in self.parts:
             states = self.actor.states(part.batch.sequences)
             new_log_probs, _ = self.actor.read(
                 states, part.batch.sequences, part.batch.response_mask
             )
             surrogate = self._surrogate(new_log_probs, part)
-            total = total + _flat(torch.autograd.grad(surrogate, self.parameters))
-        return total
+            gradient = gradient + _flat(torch.autograd.grad(surrogate, self.parameters))
+        return total(gradient)
 
     def fisher_product(self) -> Product:
         """v -> F v by differentiating the KL's gradient once more along v.
@@ -153,14 +162,14 @@ class TrustRegion:
         kept = kept if len(self.fisher_parts) == 1 else None
 
         def product(vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-            total = torch.zeros_like(vector)
+            images = torch.zeros_like(vector)
             for i, part in enumerate(self.fisher_parts):
                 gradient = kept[i] if kept else self._kl_gradient(part)
                 image = torch.autograd.grad(
                     gradient @ vector, self.parameters, retain_graph=kept is not None
                 )
-                total = total + _flat(image)
-            return total
+                images = images + _flat(image)
+            return total(images)
 
         return product
 
