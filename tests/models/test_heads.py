@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tether.models import heads
-from tether.models.heads import token_log_probs_and_entropies
+from tether.models.heads import token_full_kl, token_log_probs_and_entropies
 
 VOCABULARY = 40
 
@@ -50,6 +50,25 @@ def test_values_and_gradients_are_autograds(monkeypatch, bias, temperature, part
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     own = gradients(found, weights, parts, states, head)
     for a, b in zip(own, gradients(expected, weights, parts, states, head), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("cells", [1, 4, 1000])
+def test_full_kl_and_its_gradient_are_autograds_in_any_number_of_chunks(monkeypatch, cells):
+    monkeypatch.setattr(heads, "CHUNK_LOGITS", cells * VOCABULARY)
+    head, states, _, mask, weights = problem(True)
+    other, other_states, *_ = problem(True)
+    other.weight.data += 0.3
+    found = token_full_kl(other, other_states.detach(), head, states, mask, 0.7)
+    log_p = torch.log_softmax(other(other_states.detach()) / 0.7, dim=-1)
+    log_q = torch.log_softmax(head(states) / 0.7, dim=-1)
+    expected = torch.where(mask, (log_p.exp() * (log_p - log_q)).sum(-1), 0.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for a, b in zip(
+        gradients([found], weights, [0], states, head),
+        gradients([expected], weights, [0], states, head),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 

@@ -6,12 +6,14 @@ from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -148,7 +150,21 @@ def _load(auto: type, name: str, dtype: str, device: torch.device, hub: bool) ->
         model.hf_quantizer.remove_quantization_config(model)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise UserError(f"{name} holds NaN or infinite weights; it cannot be trained or sampled.")
+    if dtype == "float64":
+        _norm_in_float64(model)
     return model.eval().to(device)
+
+
+def _norm_in_float64(model: nn.Module) -> None:
+    """transformers' RMS norms round to float32 inside, which is too coarse for comparisons."""
+
+    def forward(norm: nn.Module, x: Tensor) -> Tensor:
+        scale = torch.rsqrt((x**2).mean(-1, keepdim=True) + norm.variance_epsilon)
+        return norm.weight * x * scale
+
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = MethodType(forward, module)
 
 
 def _place(path: Path) -> tuple[Path, dict[str, Any]]:

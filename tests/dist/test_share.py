@@ -1,0 +1,100 @@
+"""Who does what: every row once, and about the same for all."""
+
+import pytest
+import torch
+
+from hypothesis import strategies as st
+from helpers import sequences_of
+from hypothesis import given
+
+from tether.data.collate import own_microbatches, own_rows, stack
+from tether.dist import world as worlds
+from tether.dist.share import balanced, block
+from tether.dist.world import World
+from tether.types import Call, Rollout
+
+
+class Replica(World):
+    """One of several replicas, without a process group."""
+
+    @property
+    def replicas(self) -> int:
+        return self.size
+
+    @property
+    def replica(self) -> int:
+        return self.rank
+
+
+@pytest.fixture
+def as_replica(monkeypatch):
+    def become(rank: int, size: int) -> None:
+        monkeypatch.setattr(worlds, "_now", Replica(rank, size))
+
+    return become
+
+
+def test_the_dearest_piece_goes_to_who_has_least():
+    # 9 | 7 | 7+5 is more than 9+4: the 5 joins a 7, the 4 the 9, the 3 the other 7.
+    assert balanced([3, 9, 4, 7, 7, 5], 3) == [[1, 2], [3, 5], [0, 4]]
+    assert balanced([1, 1, 1], 1) == [[0, 1, 2]]
+    assert balanced([2], 3) == [[0], [], []]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 5))
+def test_shares_hold_every_piece_once_and_differ_by_one_piece_at_most(costs, shares):
+    found = balanced(costs, shares)
+    assert sorted(piece for share in found for piece in share) == list(range(len(costs)))
+    loads = [sum(costs[piece] for piece in share) for share in found]
+    assert max(loads) - min(loads) <= max(costs)
+
+
+def test_blocks_are_neighbours_and_cover_the_rows(as_replica):
+    found = []
+    for rank in range(3):
+        as_replica(rank, 3)
+        found.append(list(block(7)))
+    assert found == [[0, 1], [2, 3], [4, 5, 6]]
+
+
+def test_every_process_has_as_many_microbatches_and_each_row_counts_once(as_replica):
+    sequences = sequences_of([([1] * p, [2] * r) for p, r in [(2, 9), (1, 1), (3, 3), (2, 2)]])
+    counts, counted = [], []
+    for rank in range(3):
+        as_replica(rank, 3)
+        parts = own_microbatches(sequences, max_tokens=6)
+        counts.append(len(parts))
+        counted += [row for part in parts if not part.idle for row in part.rows.tolist()]
+        assert own_rows(sequences).tolist() == sorted(
+            row for part in parts if not part.idle for row in part.rows.tolist()
+        )
+        assert all(part.rows.tolist() == [1] for part in parts if part.idle)  # the shortest
+    assert len(set(counts)) == 1
+    assert sorted(counted) == [0, 1, 2, 3]
+
+
+def rollout(prompts: list[list[int]], responses: list[list[int]], calls=()) -> Rollout:
+    p, r = max(map(len, prompts)), max(map(len, responses))
+    right = [row + [0] * (r - len(row)) for row in responses]
+    return Rollout(
+        prompt_ids=torch.tensor([[0] * (p - len(row)) + row for row in prompts]),
+        prompt_lengths=torch.tensor([len(row) for row in prompts]),
+        response_ids=torch.tensor(right),
+        response_lengths=torch.tensor([len(row) for row in responses]),
+        response_mask=torch.tensor([[bool(x) for x in row] for row in right]),
+        rollout_log_probs=-torch.tensor(right).float(),
+        finish_reasons=("eos",) * len(prompts),
+        calls=calls,
+    )
+
+
+def test_rollouts_are_stacked_in_row_order_whatever_their_widths():
+    call = Call(0, "search", "x", "y", 0.1)
+    narrow, wide = rollout([[1], [2, 3]], [[4], [5, 6]]), rollout([[7, 8, 9]], [[1, 2, 3]])
+    found = stack([narrow, wide])
+    expected = rollout([[1], [2, 3], [7, 8, 9]], [[4], [5, 6], [1, 2, 3]])
+    for name, value in vars(expected).items():
+        same = getattr(found, name)
+        assert torch.equal(same, value) if torch.is_tensor(value) else same == value
+    with_calls = stack([narrow, rollout([[7]], [[1]], calls=((call,),))])
+    assert with_calls.calls == ((), (), (call,))
