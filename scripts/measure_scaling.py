@@ -1,0 +1,224 @@
+"""The arithmetic recipe alone, by torchrun and on Ray: are the numbers the same, and how fast is it?
+
+    python scripts/measure_scaling.py [--only same|resume|killed|speed] [--write]
+
+Every run is the command that a user would type, in processes of its own. With --write the tables go
+into docs/scaling.md. Exits 1 if numbers differ by more than the document says.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measure import machine, paste
+
+from tether.cli.text import table
+from tether.run.checkpoints import latest_checkpoint
+from tether.run.reader import read_lines
+from tether.train.tensors import read_tensors
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "scaling.md"
+REPLAY = str(ROOT / "scripts" / "replay.py")
+PYTHON = [sys.executable]
+ITERATIONS = 10
+BOUNDS = (1e-9, 1e-5, 1e-4, 1e-9, 1e-5)  # of the columns below, for torchrun and then for Ray
+# 21 x 3 rows in minibatches of 20: nothing divides evenly among two.
+RAGGED = {
+    "threads": 1,
+    "train.iterations": ITERATIONS,
+    "train.eval_prompts": 25,
+    "rollout.prompts": 21,
+    "rollout.samples_per_prompt": 3,
+    "actor.minibatch_rows": 20,
+    "critic.minibatch_rows": 20,
+    "actor.schedule": "constant",
+}
+GRPO = {"advantage.estimator": "grpo", "critic.minibatch_rows": "null", "critic.lr": "null"}
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "clip": {},
+    "penalty": {"actor.update.kind": "penalty"},
+    "grpo": GRPO,
+    "trpo": {"actor.update.kind": "trpo", "train.iterations": ITERATIONS},
+}
+RAY = {"launch.kind": "ray", "launch.num_workers": 2}
+
+
+def torchrun(processes: int) -> list[str]:
+    port = socket.socket()
+    port.bind(("127.0.0.1", 0))
+    number = port.getsockname()[1]
+    port.close()
+    options = ["--nproc-per-node", str(processes), "--master-port", str(number)]
+    return [*PYTHON, "-m", "torch.distributed.run", *options]
+
+
+def run(
+    folder: Path, fields: Mapping[str, Any], processes: int = 1, replay: list[str] | None = None
+) -> Path:
+    """One run of `tether train`, begun anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    words = ["train", "arithmetic", *options({**fields, "run.dir": folder})]
+    program = [REPLAY, *replay] if replay else ["-m", "tether"]
+    call([*(PYTHON if processes == 1 else torchrun(processes)), *program, *words])
+    return folder
+
+
+def options(fields: Mapping[str, Any]) -> list[str]:
+    return [word for name, value in fields.items() for word in (f"--{name}", str(value))]
+
+
+def call(command: list[str]) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+
+
+def difference(one: Path, other: Path, iterations: int = ITERATIONS) -> float:
+    """The largest relative one in any metric of any of the first iterations."""
+    a, b = (read_lines(folder / "metrics.jsonl")[:iterations] for folder in (one, other))
+    if not len(a) == len(b) == iterations:
+        raise SystemExit(f"{one} and {other} have {len(a)} and {len(b)} iterations")
+    return max(
+        abs(x[name] - y[name]) / max(1.0, abs(x[name]))
+        for x, y in zip(a, b, strict=True)
+        for name in x
+        if isinstance(x[name], float)
+    )
+
+
+def same(scratch: Path) -> tuple[list[str], bool]:
+    """The same metrics for every kind of update, in float64 and in float32."""
+    rows = [["", "float64, 10 iterations", "float32, first", "float32, 10, replayed"]]
+    fine = True
+    for kind, fields in KINDS.items():
+        exact = {**RAGGED, **fields, "model.dtype": "float64"}
+        usual = {**RAGGED, **fields, "model.dtype": "float32"}
+        one = run(scratch / f"{kind}-1", exact)
+        kept = str(scratch / f"{kind}-rollouts")
+        shutil.rmtree(kept, ignore_errors=True)
+        recorded = run(scratch / f"{kind}-recorded", usual, 1, ["record", kept])
+        torch_run = [
+            difference(one, run(scratch / f"{kind}-torchrun", exact, 2)),
+            difference(recorded, run(scratch / f"{kind}-torchrun-32", usual, 2), 1),
+            difference(recorded, run(scratch / f"{kind}-replayed", usual, 2, ["replay", kept])),
+        ]
+        ray = [
+            difference(one, run(scratch / f"{kind}-ray", {**exact, **RAY})),
+            difference(recorded, run(scratch / f"{kind}-ray-32", {**usual, **RAY}), 1),
+        ]
+        rows.append([f"{kind}, torchrun", *(f"{x:.0e}" for x in torch_run)])
+        rows.append([f"{kind}, Ray", *(f"{x:.0e}" for x in ray), ""])
+        print("\n".join(table(rows[-2:]).splitlines()), flush=True)
+        found = [*torch_run, *ray]
+        fine = fine and all(x < y for x, y in zip(found, BOUNDS, strict=True))
+    title = "largest difference to one process in any metric, relative, two processes:"
+    return [title, "", *table(rows).splitlines()], fine
+
+
+def resume(scratch: Path) -> tuple[list[str], bool]:
+    """A run stopped after five iterations goes on with another number of processes."""
+    exact = {**RAGGED, "model.dtype": "float64"}
+    whole = run(scratch / "whole", exact)
+    rows, fine = [["resumed at iteration 5", "largest difference to one process"]], True
+    for before, after in ((2, 1), (1, 2)):
+        folder = run(scratch / f"{before}-{after}", {**exact, "train.iterations": 5}, before)
+        command = PYTHON if after == 1 else torchrun(after)
+        wanted = ["resume", str(folder), "--train.iterations", str(ITERATIONS)]
+        call([*command, "-m", "tether", *wanted])
+        found = difference(whole, folder)
+        fine = fine and found < 1e-9
+        rows.append([f"{before} → {after} processes", f"{found:.0e}"])
+    return table(rows).splitlines(), fine
+
+
+def killed(scratch: Path) -> tuple[list[str], bool]:
+    """A Ray worker dies of kill -9 in mid-run; the run ends by itself with the same weights."""
+    fields = {**RAGGED, **RAY, "train.checkpoint_every": 2}
+    quiet = run(scratch / "undisturbed", fields)
+    folder = scratch / "killed"
+    shutil.rmtree(folder, ignore_errors=True)
+    words = ["train", "arithmetic", *options({**fields, "run.dir": folder})]
+    began = time.monotonic()
+    process = subprocess.Popen([*PYTHON, "-m", "tether", *words], stdout=subprocess.DEVNULL)
+    while len(read_lines(folder / "metrics.jsonl") if folder.exists() else []) < 5:
+        time.sleep(0.2)
+        if process.poll() is not None:
+            raise SystemExit("the run ended before a worker could be killed")
+    victim = ray_workers(folder)[-1]
+    os.kill(victim, signal.SIGKILL)
+    code = process.wait()
+    a, b = (read_tensors(latest_checkpoint(f) / "actor/model.safetensors") for f in (quiet, folder))
+    same_weights = a.keys() == b.keys() and all(bool((a[k] == b[k]).all()) for k in a)
+    attempts = {event["attempt"] for event in read_lines(folder / "events.jsonl")}
+    lines = [
+        f"a worker killed with kill -9 after iteration 5: exit code {code}, "
+        f"{len(attempts)} attempts, {time.monotonic() - began:.0f} s in all,",
+        f"final weights {'bit for bit those' if same_weights else 'NOT those'} of an undisturbed run",
+    ]
+    return lines, code == 0 and same_weights
+
+
+def ray_workers(folder: Path) -> list[int]:
+    """Processes that hold Ray workers of this run: those whose work is in its process title."""
+    found = subprocess.run(["pgrep", "-f", "RayTrainWorker"], capture_output=True, text=True)
+    return sorted(int(pid) for pid in found.stdout.split())
+
+
+def speed(scratch: Path) -> tuple[list[str], bool]:
+    """Rows a second: one process of two threads, two of one; alternating, medians."""
+    fields = {"train.iterations": 6, "train.eval_prompts": 8, "train.checkpoint_every": 0}
+    times: dict[str, list[Mapping[str, float]]] = {"1 × 2 threads": [], "2 × 1 thread": []}
+    for _ in range(3):
+        for name, processes, threads in (("1 × 2 threads", 1, 2), ("2 × 1 thread", 2, 1)):
+            folder = run(scratch / f"speed-{processes}", {**fields, "threads": threads}, processes)
+            times[name] += read_lines(folder / "timings.jsonl")[1:]  # the first one warms up
+    parts = ["time/rollout", "time/reward", "time/forward", "time/update", "time/iteration"]
+    rows = [["s an iteration of 256 rows", *(part.partition("/")[2] for part in parts), "rows/s"]]
+    pace = {}
+    for name, found in times.items():
+        medians = [median(line[part] for line in found) for part in parts]
+        pace[name] = 256 / medians[-1]
+        rows.append([name, *(f"{m:.2f}" for m in medians), f"{pace[name]:.0f}"])
+    one, two = pace.values()
+    lines = [*table(rows).splitlines(), "", f"two processes: {two / one:.2f} × the rows a second"]
+    return lines, two >= 0.75 * one
+
+
+PARTS: Mapping[str, Callable[[Path], tuple[list[str], bool]]] = {
+    "same": same,
+    "resume": resume,
+    "killed": killed,
+    "speed": speed,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=PARTS)
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "scaling")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    fine = True
+    for name in args.only or PARTS:
+        lines, good = PARTS[name](args.folder)
+        print("\n".join(["", *lines]), flush=True)
+        fine = fine and good
+        if args.write:
+            paste(DOCUMENT, f"{name}: made by `make scaling`", [*lines, "", machine()])
+    if not fine:
+        raise SystemExit("not within what was promised")
+
+
+if __name__ == "__main__":
+    main()
