@@ -1,4 +1,4 @@
-"""The arithmetic recipe alone, by torchrun and on Ray: are the numbers the same, and how fast is it?
+"""The arithmetic recipe alone, by torchrun and on Ray: the same numbers? And how fast?
 
     python scripts/measure_scaling.py [--only same|resume|killed|speed] [--write]
 
@@ -164,7 +164,7 @@ def killed(scratch: Path) -> tuple[list[str], bool]:
     lines = [
         f"a worker killed with kill -9 after iteration 5: exit code {code}, "
         f"{len(attempts)} attempts, {time.monotonic() - began:.0f} s in all,",
-        f"final weights {'bit for bit those' if same_weights else 'NOT those'} of an undisturbed run",
+        f"final weights {'' if same_weights else 'NOT '}bit for bit those of an undisturbed run",
     ]
     return lines, code == 0 and same_weights
 
