@@ -44,7 +44,7 @@ def ragged(tiny_config) -> dict:
         actor__microbatch_tokens=40,
         critic__minibatch_rows=4,
         critic__microbatch_tokens=40,
-        train={"iterations": 3, "eval_every": 0, "checkpoint_every": 2, "keep_last": 9},
+        train={"iterations": 2, "eval_prompts": 4},
         advantage={"estimator": "gae"},
     )
 
@@ -85,7 +85,7 @@ def test_two_processes_train_as_one(ragged, kind):
     two, also_two = run_processes(2, train, at(config, "two"))
     assert two == also_two
     assert_same(one, two, 1e-9)
-    for file in ("rollouts/000000.jsonl", "rollouts/000002.jsonl"):
+    for file in ("rollouts/000000.jsonl", "rollouts/000001.jsonl"):
         assert difference(lines(one, file), lines(two, file)) < 1e-6  # written as float32
     a, b = (_weights(run) for run in (one, two))
     assert a.keys() == b.keys()
@@ -112,28 +112,30 @@ def test_three_processes_train_as_one(ragged, change):
 
 
 def test_more_processes_than_rows_of_a_minibatch(ragged):
-    config = changed(ragged, actor__minibatch_rows=2, critic__minibatch_rows=1)
+    config = changed(
+        ragged, actor__minibatch_rows=3, critic__minibatch_rows=3, train__iterations=1
+    )
     [one] = run_processes(1, train, at(config, "one"))
     four, *_ = run_processes(4, train, at(config, "four"))
     assert_same(one, four, 1e-9)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
 def test_a_run_goes_on_with_another_number_of_processes(ragged, before, after):
-    short = at(ragged, "resumed", train__iterations=2)
+    short = at(ragged, "resumed", train__iterations=1)
     [whole] = run_processes(1, train, at(ragged, "whole"))
     run, *_ = run_processes(before, train, short)
-    parts = sorted(path.name for path in Path(run).glob("checkpoints/000002/critic*"))
+    parts = sorted(path.name for path in Path(run).glob("checkpoints/000001/critic[-.]*"))
     assert len(parts) == before
     run_processes(after, train, at(ragged, "resumed"), True)
     a, b = (lines(run, "metrics.jsonl") for run in (whole, run))
-    assert len(a) == len(b) == 3
+    assert len(a) == len(b) == 2
     assert difference(a, b) < 1e-9
 
 
 def test_a_checkpoint_in_parts_is_a_model_for_everyone(ragged):
     run, _ = run_processes(2, train, ragged)
-    folder = Path(run) / "checkpoints/000003"
+    folder = Path(run) / "checkpoints/000002"
     assert len(list(folder.glob("actor/model-*.safetensors"))) == 2
     model, _ = api.load_plain(run)
     weights = _weights(run)
@@ -143,7 +145,7 @@ def test_a_checkpoint_in_parts_is_a_model_for_everyone(ragged):
 
 
 def test_float32_agrees_at_once_and_on_replayed_rollouts(ragged, tmp_path):
-    config = changed(ragged, model__dtype="float32", train__iterations=10, train__checkpoint_every=0)
+    config = changed(ragged, model__dtype="float32", train__iterations=5, actor__lr=3e-4)
     [one] = run_processes(1, _train_recorded, at(config, "one"), str(tmp_path / "recorded"))
     two, _ = run_processes(2, train, at(config, "two"))
     assert difference(lines(one, "metrics.jsonl")[0], lines(two, "metrics.jsonl")[0]) < 1e-5

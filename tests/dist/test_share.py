@@ -35,8 +35,8 @@ def as_replica(monkeypatch):
 
 
 def test_the_dearest_piece_goes_to_who_has_least():
-    # 9 | 7 | 7+5 is more than 9+4: the 5 joins a 7, the 4 the 9, the 3 the other 7.
-    assert balanced([3, 9, 4, 7, 7, 5], 3) == [[1, 2], [3, 5], [0, 4]]
+    # 9 | 7 | 7, then 5 to the first 7, 4 to the other 7, and 3 to the 9, which has least by then.
+    assert balanced([3, 9, 4, 7, 7, 5], 3) == [[0, 1], [3, 5], [2, 4]]
     assert balanced([1, 1, 1], 1) == [[0, 1, 2]]
     assert balanced([2], 3) == [[0], [], []]
 
