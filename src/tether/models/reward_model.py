@@ -18,6 +18,7 @@ from tether.data.collate import length_mask, pad_right
 from tether.errors import UserError
 from tether.models.forward import states_before_tokens, trunk
 from tether.models.loading import DTYPES, find_model
+from tether.models.passes import read_all
 from tether.types import Sequences
 
 HEAD = "score.weight"  # its name in the files of every decoder
