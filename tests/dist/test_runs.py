@@ -143,9 +143,7 @@ def test_a_checkpoint_in_parts_is_a_model_for_everyone(ragged):
 
 
 def test_float32_agrees_at_once_and_on_replayed_rollouts(ragged, tmp_path):
-    config = changed(
-        ragged, model__dtype="float32", train__iterations=10, train__checkpoint_every=0
-    )
+    config = changed(ragged, model__dtype="float32", train__iterations=10, train__checkpoint_every=0)
     [one] = run_processes(1, _train_recorded, at(config, "one"), str(tmp_path / "recorded"))
     two, _ = run_processes(2, train, at(config, "two"))
     assert difference(lines(one, "metrics.jsonl")[0], lines(two, "metrics.jsonl")[0]) < 1e-5
