@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from tether.config import Config, DataFile, LoraSection
 from tether.data.prompts import PromptSet, load_prompts
 from tether.dist.shard import shard
+from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device
 from tether.errors import UserError
 from tether.models.adapters import add_adapter, learned
@@ -73,6 +74,8 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     _make_ready_to_learn(model, config.model.lora, config, "actor")
     if isinstance(scorer, LearnedScorer) and isinstance(critic, Critic):
         start_value_head(critic, config, scorer.scale)
+    if config.launch.tensor_parallel > 1:
+        refuse_unshareable(model.config, config.launch.tensor_parallel)
     if config.launch.weights == "sharded":
         _spread_weights(config, model, critic, reference, scorer)
     actor_weights = [*learned(model).values()]
