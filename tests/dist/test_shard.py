@@ -108,7 +108,7 @@ class Watched(Optimizer):
 
     def step(self) -> torch.Tensor:
         if self.first is None:
-            self.first = [gathered(p.grad).numpy() for p in self.parameters]
+            self.first = [gathered(p.grad).clone().numpy() for p in self.parameters]
         return super().step()
 
 
