@@ -644,6 +644,10 @@ class LaunchSection(Section):
                 f"launch.tensor_parallel is {self.tensor_parallel}, which does not divide "
                 f"launch.num_workers = {workers}"
             )
+        if self.tensor_parallel > 1 and self.weights == "replicated":
+            raise ValueError(
+                "launch.tensor_parallel splits the weights: write launch.weights: sharded"
+            )
         return self
 
 

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tether.algo.random import uniform
 from tether.config import LoraSection
+from tether.dist.parts import put
 from tether.errors import UserError
 from tether.models.forward import trunk
 
@@ -90,7 +91,6 @@ def learned(module: nn.Module) -> dict[str, Tensor]:
     return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
 
 
-@torch.no_grad()
 def load_learned(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put back what `learned` gave; the rest of the module is as it was loaded."""
     weights = learned(module)
@@ -98,7 +98,7 @@ def load_learned(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         odd = min(weights.keys() ^ tensors.keys())
         raise RuntimeError(f"the weights that learn are others than those saved, such as {odd}")
     for name, weight in weights.items():
-        weight.copy_(tensors[name])
+        put(weight, tensors[name])
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -31,7 +31,8 @@ class Critic(nn.Module):
         return self.read(states_before_tokens(self.trunk, sequences))
 
     def read(self, states: Float[Tensor, "rows states width"]) -> Float[Tensor, "rows states"]:
-        return self.head(states).squeeze(-1).to(self.float_type)
+        # A copy, as sharded weights are gathered by a hook on what comes out, and a view loses it.
+        return self.head(states).squeeze(-1).to(self.float_type, copy=True)
 
     def values(
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tether.data.collate import own_microbatches
 from tether.dist.reduce import total
+from tether.dist.shard import let_go
 from tether.types import Sequences
 
 Read = Callable[[Sequences, Int[Tensor, " some"]], tuple[Tensor, ...]]
@@ -18,15 +19,18 @@ def read_all(sequences: Sequences, max_tokens: int, read: Read) -> tuple[Tensor,
     """What `read` finds of each microbatch and its row numbers, a number a row or a number a
     response token, in the order of all rows."""
     whole: tuple[Tensor, ...] | None = None
-    for part in own_microbatches(sequences, max_tokens):
-        found = read(sequences.select(part.rows), part.rows)
-        if whole is None:
-            whole = tuple(_blank(sequences, piece) for piece in found)
-        if part.idle:
-            continue
-        for all_rows, piece in zip(whole, found, strict=True):
-            place = (part.rows,) if piece.ndim == 1 else (part.rows, slice(piece.shape[1]))
-            all_rows[place] = piece
+    try:
+        for part in own_microbatches(sequences, max_tokens):
+            found = read(sequences.select(part.rows), part.rows)
+            if whole is None:
+                whole = tuple(_blank(sequences, piece) for piece in found)
+            if part.idle:
+                continue
+            for all_rows, piece in zip(whole, found, strict=True):
+                place = (part.rows,) if piece.ndim == 1 else (part.rows, slice(piece.shape[1]))
+                all_rows[place] = piece
+    finally:
+        let_go()
     return tuple(total(all_rows) for all_rows in whole)  # whoever has not read a row adds 0
 
 

@@ -28,7 +28,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tether.config import Config
-from tether.dist.reduce import from_first, gather_results
+from tether.dist.parts import own_part
+from tether.dist.reduce import anyone, from_first, gather_results
 from tether.dist.world import world
 from tether.errors import RunStopped, UserError
 from tether.models.adapters import add_adapter, learned, load_learned, merge_adapter
@@ -49,6 +50,7 @@ from tether.train.inputs import hash_model
 from tether.train.roles import Roles
 from tether.train.tensors import (
     OwnTensors,
+    load_weights,
     own_tensors,
     plain_weights,
     read_tensors,
@@ -118,12 +120,11 @@ def _load(checkpoint: Path, roles: Roles, config: Config) -> None:
         load_learned(model, read_tensors(checkpoint / ADAPTER))
     else:
         saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, model.device)
-        model.load_state_dict(saved.state_dict())
+        load_weights(model, saved.state_dict())
     if isinstance(roles.critic, Critic):
         load_learned(roles.critic, read_tensors(checkpoint / CRITIC))
     if config.refreshes_reference:
-        model = roles.reference.policy.model
-        model.load_state_dict(read_tensors(checkpoint / REFERENCE), strict=False)
+        load_weights(roles.reference.policy.model, read_tensors(checkpoint / REFERENCE))
     if isinstance(roles.reward, LearnedScorer):
         roles.reward.scale = Scale(**read_state(checkpoint)["reward_scale"])
     roles.actor_optimizer.load_state(read_tensors(checkpoint / ACTOR_OPTIMIZER))
@@ -232,9 +233,8 @@ def _refuse_other_base(checkpoint: Path, config: Config) -> None:
 
 def _refuse_non_finite(roles: Roles, name: str) -> None:
     for role, module in (("actor", roles.actor.model), ("critic", roles.critic)):
-        if isinstance(module, nn.Module) and not all(
-            bool(weight.isfinite().all()) for weight in module.parameters()
-        ):
+        weights = module.parameters() if isinstance(module, nn.Module) else ()
+        if anyone(not all(bool(own_part(weight).isfinite().all()) for weight in weights)):
             raise RunStopped(
                 f"The {role}'s weights are not finite, so checkpoint {name} was not written; "
                 f"resume from the one before with a lower learning rate."

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from tether.dist.parts import gradient_norm, in_parts, own_parameter, own_part, part_like
 from tether.dist.reduce import total_gradients
 
 
@@ -34,10 +35,11 @@ class Optimizer:
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         self.parameters = list(parameters)
+        self.own = [own_parameter(parameter) for parameter in self.parameters]
         self.lr = lr
         self.max_grad_norm = max_grad_norm
         self.adam = torch.optim.AdamW(
-            self.parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True
+            self.own, lr=lr, betas=betas, weight_decay=weight_decay, fused=True
         )
 
     def set_factor(self, factor: float) -> None:
@@ -47,25 +49,29 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Adam's moments and step counts by the parameter's place in the list."""
         return {
-            f"{i}.{name}": tensor
-            for i, parameter in enumerate(self.parameters)
-            for name, tensor in self.adam.state[parameter].items()
+            f"{i}.{name}": in_parts(tensor, parameter)
+            for i, (parameter, own) in enumerate(zip(self.parameters, self.own, strict=True))
+            for name, tensor in self.adam.state[own].items()
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         for key, tensor in tensors.items():
             place, _, name = key.partition(".")
-            parameter = self.parameters[int(place)]
-            self.adam.state[parameter][name] = tensor.to(parameter.device)
+            parameter, own = self.parameters[int(place)], self.own[int(place)]
+            self.adam.state[own][name] = part_like(tensor, parameter).to(own.device)
 
     def drop(self) -> None:
         """Forget the gradients without a step."""
-        self.adam.zero_grad(set_to_none=True)
+        for parameter in (*self.parameters, *self.own):
+            parameter.grad = None
 
     def step(self) -> Tensor:
         """Apply the gradients and clear them; the norm before clipping, finite or not."""
         total_gradients(self.parameters)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        norm = gradient_norm(self.parameters)
+        for parameter, own in zip(self.parameters, self.own, strict=True):
+            own.grad = None if parameter.grad is None else own_part(parameter.grad)
+        nn.utils.clip_grads_with_norm_(self.own, self.max_grad_norm, norm)
         if bool(norm.isfinite()):
             self.adam.step()
         self.drop()

@@ -8,6 +8,8 @@ from transformers import PreTrainedModel
 
 from tether.config import Config, DataFile, LoraSection
 from tether.data.prompts import PromptSet, load_prompts
+from tether.dist.shard import shard
+from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device
 from tether.errors import UserError
 from tether.models.adapters import add_adapter, learned
@@ -16,6 +18,7 @@ from tether.models.forward import recompute_in_backward, trunk
 from tether.models.loading import Vocabulary, load_causal_lm, load_trunk, load_vocabulary
 from tether.models.policy import Policy
 from tether.models.reference import AdapterOffReference, FrozenReference, NoReference
+from tether.models.reward_model import decoder_head
 from tether.rewards.function import Reward
 from tether.rewards.learned import LearnedScorer
 from tether.rewards.parts import columns_wanted, learned_model, parts_of
@@ -71,6 +74,10 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     _make_ready_to_learn(model, config.model.lora, config, "actor")
     if isinstance(scorer, LearnedScorer) and isinstance(critic, Critic):
         start_value_head(critic, config, scorer.scale)
+    if config.launch.tensor_parallel > 1:
+        refuse_unshareable(model.config, config.launch.tensor_parallel)
+    if config.launch.weights == "sharded":
+        _spread_weights(config, model, critic, reference, scorer)
     actor_weights = [*learned(model).values()]
     if config.critic.shared_trunk:
         actor_weights += critic.head.parameters()
@@ -109,6 +116,28 @@ def _make_ready_to_learn(
         add_adapter(model, lora, config.seed, role)
     if config.model.gradient_checkpointing:
         recompute_in_backward(model)
+
+
+def _spread_weights(
+    config: Config,
+    model: PreTrainedModel,
+    critic: Critic | NoCritic,
+    reference: FrozenReference | AdapterOffReference | NoReference,
+    scorer: Scorer,
+) -> None:
+    """A part of every model on each process. A pass calls trunks, and heads read what they give;
+    a critic of its own, and a reward model that is no decoder, are called as they are."""
+    shard(model, trunk(model), called=trunk(model), keep_whole=True)
+    if isinstance(critic, Critic) and config.critic.shared_trunk:
+        shard(critic.head)
+    elif isinstance(critic, Critic):
+        shard(critic, critic.trunk)
+    if isinstance(reference, FrozenReference):
+        frozen = reference.policy.model
+        shard(frozen, trunk(frozen), called=trunk(frozen))
+    if isinstance(scorer, LearnedScorer):
+        judge = scorer.reward.model
+        shard(judge, trunk(judge), called=trunk(judge) if decoder_head(judge) else judge)
 
 
 def _build_reference(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from tether.dist.parts import gathered, put
 from tether.dist.share import balanced
 from tether.dist.world import world
 
@@ -33,8 +33,7 @@ def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
     }
     kept = {}
     for name in names:
-        tensor = named[name].detach()
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = gathered(named[name])
         if writers[name] == here.rank:
             kept[name] = whole
     return OwnTensors(kept, writers, sum(sizes))
@@ -44,6 +43,13 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and lasting buffers by name; tied ones once."""
     names = {name for name, _ in model.named_parameters()} | {n for n, _ in model.named_buffers()}
     return {name: tensor for name, tensor in model.state_dict().items() if name in names}
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `plain_weights` gave."""
+    weights = model.state_dict()
+    for name, tensor in tensors.items():
+        put(weights[name], tensor)
 
 
 def write_tensors(file: Path, own: OwnTensors) -> None:

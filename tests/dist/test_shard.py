@@ -1,0 +1,406 @@
+"""Weights in parts over the processes: the numbers of whole ones, in a share of the memory."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import changed, mask_of, sequences_of, slow_log_probs
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from dist.processes import run_processes
+from dist.test_runs import assert_same, at, difference, lines, ragged, train  # noqa: F401
+from tether import api
+from tether.algo.aggregation import weighted_sum
+from tether.algo.losses import clip_policy_loss
+from tether.config import LoraSection
+from tether.dist.parts import gathered, in_parts, own_part, part_like, put
+from tether.dist.shard import let_go, shard, whole
+from tether.dist.tensor_parallel import refuse_unshareable
+from tether.dist.world import entered, world
+from tether.errors import UserError
+from tether.models.adapters import add_adapter, learned
+from tether.models.critic import Critic
+from tether.models.forward import recompute_in_backward
+from tether.models.policy import Policy
+from tether.models.reward_model import RewardModel, decoder_head
+from tether.train.optimizer import Optimizer
+from tether.train.updates.minibatches import Terms, Walk, walk_minibatches
+from tether.train.updates.report import Report
+from tether.types import Experience, Minibatch
+
+VOCABULARY = 37  # divided by nothing
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 22,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+GENERATOR = torch.Generator().manual_seed(0)
+LENGTHS = [(3, 5), (4, 2), (2, 9), (6, 1), (3, 4), (5, 7), (2, 2)]
+ROWS = [
+    tuple(torch.randint(VOCABULARY, (n,), generator=GENERATOR).tolist() for n in pair)
+    for pair in LENGTHS
+]
+
+
+def build(kind: str) -> PreTrainedModel:
+    torch.manual_seed(1)
+    match kind.split()[0]:
+        case "llama":
+            model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True))
+        case "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False))
+        case "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=6, tie_word_embeddings=True))
+        case "gpt2":
+            model = GPT2LMHeadModel(
+                GPT2Config(n_embd=16, n_head=2, n_layer=2, vocab_size=VOCABULARY, n_positions=64)
+            )
+    for weight in model.parameters():
+        if weight.ndim == 1:  # biases and norms that are 0 and 1 would hide a mistake
+            weight.data += 0.1 * torch.randn(weight.shape)
+    return model.double().eval()
+
+
+def experience() -> Experience:
+    sequences = sequences_of(ROWS)
+    mask, generator = mask_of(sequences), torch.Generator().manual_seed(2)
+    drawn = torch.randn(3, *mask.shape, generator=generator, dtype=torch.float64) * mask
+    zeros = torch.zeros_like(drawn[0])
+    return Experience(
+        sequences=sequences,
+        response_mask=mask,
+        old_log_probs=drawn[0] - 3 * mask,
+        ref_log_probs=zeros,
+        kl=zeros,
+        values=zeros,
+        final_values=zeros[:, 0],
+        token_level_scores=zeros,
+        token_level_rewards=zeros,
+        advantages=zeros,
+        returns=drawn[1],
+        policy_advantages=drawn[2],
+    )
+
+
+class Watched(Optimizer):
+    """Keeps the gradients of its first step."""
+
+    first: list | None = None
+
+    def step(self) -> torch.Tensor:
+        if self.first is None:
+            self.first = [gathered(p.grad).clone().numpy() for p in self.parameters]
+        return super().step()
+
+
+def walk(role: str) -> Walk:
+    return Walk(
+        role=role,
+        seed=3,
+        iteration=0,
+        epochs=1,
+        minibatch_rows=3,
+        microbatch_tokens=20,
+        aggregation="token_mean",
+        max_response_tokens=9,
+    )
+
+
+def learn(kind: str, tensor_parallel: int = 1) -> dict:
+    """Read all rows, take three steps over them as a run does, and read them again."""
+    with entered("cpu", tensor_parallel, 60.0):
+        model, told = build(kind), experience()
+        if "lora" in kind:
+            add_adapter(model, LoraSection(rank=3, alpha=6), 0, "actor")
+        if "recomputed" in kind:
+            recompute_in_backward(model)
+        policy, critic = Policy(model, 0.9, 20), Critic(build(kind), 20)
+        shard(model, model.base_model, called=model.base_model, keep_whole=True)
+        shard(critic, critic.trunk)
+        sequences, mask = told.sequences, told.response_mask
+        optimizer = Watched(learned(model).values(), 0.01, 0.5)
+        critic_optimizer = Watched(learned(critic).values(), 0.01, 5.0)
+
+        def policy_terms(batch: Minibatch) -> Terms:
+            states = policy.states(batch.sequences)
+            new, entropies = policy.read(states, batch.sequences, batch.response_mask)
+            loss = clip_policy_loss(new, batch.old_log_probs, batch.policy_advantages, 0.2, 0.2)
+            loss = weighted_sum(loss.per_token - 0.1 * entropies, batch.weights)
+            return Terms(loss, {"loss": loss})
+
+        def value_terms(batch: Minibatch) -> Terms:
+            errors = critic(batch.sequences)[:, :-1] - batch.returns
+            loss = weighted_sum(errors**2, batch.weights)
+            return Terms(loss, {"loss": loss})
+
+        found = {"log-probs before": policy.log_probs(sequences, mask).numpy()}
+        reports = Report(), Report()
+        walk_minibatches(told, walk("actor"), optimizer, policy_terms, reports[0])
+        walk_minibatches(told, walk("critic"), critic_optimizer, value_terms, reports[1])
+        assert reports[0].taken == reports[1].taken == 3
+        found["log-probs"] = policy.log_probs(sequences, mask).numpy()
+        found["values"], found["final values"] = (x.numpy() for x in critic.values(sequences, mask))
+        for role, report in zip(("actor", "critic"), reports, strict=True):
+            norm = report.meter.values()[f"{role}/grad_norm"]
+            found[f"{role} norm"] = torch.tensor(norm).numpy()
+        plain = whole(model)
+        assert (plain is model) is (world().size == 1)
+        with torch.no_grad():
+            found["logits"] = plain(input_ids=sequences.ids).logits.numpy()
+        for name, source in ("actor", optimizer), ("critic", critic_optimizer):
+            found |= {f"{name} gradient {i}": g for i, g in enumerate(source.first)}
+            found |= {f"{name} {k}": gathered(v).numpy() for k, v in source.state().items()}
+        for name, module in ("actor", model), ("critic", critic):
+            found |= {f"{name} {k}": gathered(w).numpy() for k, w in module.named_parameters()}
+        return found
+
+
+def assert_agree(one: dict, other: dict, tolerance: float = 1e-9) -> None:
+    assert one.keys() == other.keys()
+    gaps = {name: float(abs(one[name] - other[name]).max()) for name in one}
+    assert not {name: gap for name, gap in gaps.items() if not gap < tolerance}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2 recomputed", "gpt2", "llama lora"])
+def test_two_processes_with_parts_learn_as_one(kind):
+    for other in run_processes(2, learn, kind):
+        assert_agree(learn(kind), other)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3 recomputed"])
+def test_two_processes_that_share_layers_learn_as_one(kind):
+    for other in run_processes(2, learn, kind, 2):
+        assert_agree(learn(kind), other)
+
+
+def test_four_processes_with_parts_of_shared_layers_learn_as_one():
+    """22 inner units: 11 for each that shares a layer, and 6 and 5 of them for the replicas."""
+    alone = learn("qwen3")
+    for other in run_processes(4, learn, "qwen3", 2):
+        assert_agree(alone, other)
+
+
+def test_log_probs_from_parts_are_those_of_transformers():
+    model = build("qwen3")
+    slow = torch.stack(
+        [
+            torch.nn.functional.pad(slow_log_probs(model, *row, 0.9), (0, 9 - len(row[1])))
+            for row in ROWS
+        ]
+    ).detach()
+    for found in run_processes(2, learn, "qwen3", 2):
+        assert (torch.tensor(found["log-probs before"]) - slow).abs().max() < 1e-12
+
+
+def held(tensor_parallel: int = 1) -> int:
+    """Bytes of weights, gradients and Adam's moments that live in this process after a backward
+    pass, whoever holds them."""
+    with entered("cpu", tensor_parallel, 60.0):
+        before = living_bytes()
+        shape = SHAPE | {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128}
+        model = LlamaForCausalLM(LlamaConfig(**shape))
+        shard(model, model.base_model, called=model.base_model)
+        optimizer = Optimizer(model.parameters(), 0.01, 1.0)
+        for _ in range(2):
+            optimizer.step()
+            states = model.base_model(input_ids=torch.arange(8)[None]).last_hidden_state
+            (states @ model.lm_head.weight.T).logsumexp(-1).sum().backward()
+            del states
+        return living_bytes() - before
+
+
+def living_bytes() -> int:
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor) and not x.is_meta]
+    tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
+    storages = [own_part(tensor).untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def test_parts_take_a_share_of_the_memory():
+    shape = 2 * 512 * 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64) + 64
+    [alone] = run_processes(1, held)
+    assert 16 * shape <= alone < 1.02 * 16 * shape  # four numbers of four bytes for each weight
+    assert all(one < 0.52 * alone for one in run_processes(2, held))
+    assert all(one < 0.60 * alone for one in run_processes(2, held, 2))  # the embedding is whole
+    assert all(one < 0.30 * alone for one in run_processes(4, held, 2))
+
+
+def judge(kind: str) -> list[float]:
+    """Scores of dialogues by a reward model in parts."""
+    with entered("cpu", 1, 60.0):
+        torch.manual_seed(1)
+        shape = {k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}
+        if kind == "llama":
+            model = LlamaForSequenceClassification(LlamaConfig(**SHAPE, num_labels=1))
+        else:
+            model = BertForSequenceClassification(BertConfig(**shape, num_labels=1))
+        model = model.double().eval().requires_grad_(False)
+        trunk = model.base_model
+        shard(model, trunk, called=trunk if decoder_head(model) else model)
+        return (
+            RewardModel(model, None, 12).scores([prompt + rest for prompt, rest in ROWS]).tolist()
+        )
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_a_reward_model_in_parts_gives_the_same_scores(kind):
+    alone = judge(kind)
+    assert len(set(alone)) == len(ROWS)
+    for other in run_processes(2, judge, kind):
+        assert other == pytest.approx(alone, abs=1e-12)
+
+
+SHARDED = {"launch__weights": "sharded"}
+RUNS = {
+    "clip, full kl, refreshed": {
+        "actor__entropy_coef": 0.01,
+        "kl__in_loss": {"coef": 0.1, "estimator": "full"},
+        "kl__refresh_reference_every": 2,
+        "train__eval_every": 2,
+    },
+    "shared trunk": {"critic": {"shared_trunk": True}},
+    # The reference, the actor with its adapter off, is the first to be read.
+    "lora": {
+        "model__lora": {"rank": 2},
+        "model__critic_lora": {"rank": 2},
+        "model__gradient_checkpointing": True,
+        "rollout__reuse_log_probs": True,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_with_weights_in_parts_is_the_run_with_whole_ones(ragged, kind):  # noqa: F811
+    config = changed(ragged, **RUNS[kind])
+    [one] = run_processes(1, train, at(config, "one"))
+    two, _ = run_processes(2, train, at(config, "two", **SHARDED))
+    assert_same(one, two, 1e-9)
+
+
+def test_a_run_whose_processes_share_layers_is_the_run_of_one(ragged):  # noqa: F811
+    [one] = run_processes(1, train, at(ragged, "one"))
+    shared = at(ragged, "four", **SHARDED, launch__tensor_parallel=2)
+    four, *_ = run_processes(4, train, shared)
+    assert_same(one, four, 1e-9)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_run_goes_on_with_its_weights_laid_out_anew(ragged, before, after):  # noqa: F811
+    config = changed(ragged, **SHARDED)
+    [one] = run_processes(1, train, at(ragged, "whole"))
+    run, *_ = run_processes(before, train, at(config, "resumed", train__iterations=2))
+    run_processes(after, train, at(config, "resumed"), True)
+    a, b = (lines(run, "metrics.jsonl") for run in (one, run))
+    assert len(a) == len(b) == 3
+    assert difference(a, b) < 1e-9
+
+
+def test_a_checkpoint_of_parts_loads_as_any_model(ragged):  # noqa: F811
+    run, _ = run_processes(2, train, changed(ragged, **SHARDED))
+    assert len(list(Path(run).glob("checkpoints/000003/actor/model-*.safetensors"))) == 2
+    api.generate("1+1=?", run, max_tokens=2)
+
+
+def there_and_back() -> list[bool]:
+    """Parts of tensors that nothing divides evenly, and moments that lie like them."""
+    with entered("cpu", 1, 60.0):
+        layer = torch.nn.Linear(3, 5)
+        shard(layer)
+        checks = []
+        for weight, shape in (layer.weight, (5, 3)), (layer.bias, (5,)):
+            tensor = torch.arange(float(torch.Size(shape).numel())).view(shape)
+            put(weight, tensor)
+            checks.append(torch.equal(gathered(weight), tensor))
+            checks.append(torch.equal(own_part(weight), tensor.chunk(2)[world().rank]))
+            moment = in_parts(part_like(tensor + 1, weight), weight)
+            checks.append(torch.equal(gathered(moment), tensor + 1))
+            step = torch.tensor(3.0)
+            checks.append(in_parts(step, weight) is step and part_like(step, weight) is step)
+        try:
+            put(layer.bias, torch.zeros(6))
+        except RuntimeError as error:
+            checks.append("(5,)" in str(error))
+        return checks
+
+
+def test_parts_of_a_tensor_make_up_the_whole():
+    assert run_processes(2, there_and_back) == [[True] * 9] * 2
+
+
+def stale() -> float:
+    """A pass, other weights, a pass: how far the second is from one over those weights."""
+    with entered("cpu", 1, 60.0):
+        model, other = build("llama"), build("llama")
+        for weight in other.parameters():
+            weight.data += 0.1
+        shard(model, model.base_model, called=model.base_model)
+        policy, told = Policy(model, 1.0, 20), experience()
+        policy.log_probs(told.sequences, told.response_mask)
+        for weight, new in zip(model.parameters(), other.parameters(), strict=True):
+            put(weight, new)
+        found = policy.log_probs(told.sequences, told.response_mask)
+        expected = Policy(other, 1.0, 20).log_probs(told.sequences, told.response_mask)
+        return float((found - expected).abs().max())
+
+
+def test_what_a_pass_has_gathered_is_not_read_again_after_a_change():
+    assert max(run_processes(2, stale)) < 1e-12
+
+
+def refusal(kind: str) -> str:
+    with entered("cpu", 2, 60.0):
+        model = build(kind)
+        if "lora" in kind:
+            add_adapter(model, LoraSection(rank=3, alpha=6), 0, "actor")
+        try:
+            shard(model, model.base_model, called=model.base_model)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
+def test_an_adapter_on_shared_layers_is_refused():
+    for said in run_processes(2, refusal, "llama lora"):
+        assert said.startswith("launch.tensor_parallel does not split layers.*.self_attn.q_proj")
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "why"),
+    [
+        (GPT2Config(), 2, "no plan to split a gpt2 model"),
+        (LlamaConfig(**SHAPE), 4, "4 does not divide the 2 key-value heads of a llama model"),
+        (LlamaConfig(**SHAPE), 3, "3 does not divide the 4 attention heads"),
+        (LlamaConfig(**SHAPE | {"intermediate_size": 23}), 2, "the 23 units in a feed-forward"),
+    ],
+)
+def test_a_model_whose_layers_cannot_be_shared_is_refused(config, size, why):
+    with pytest.raises(UserError, match=why):
+        refuse_unshareable(config, size)
+
+
+def test_alone_a_model_is_its_own_whole():
+    model = build("llama")
+    shard(model, model.base_model, called=model.base_model, keep_whole=True)
+    let_go()
+    assert whole(model) is model
+    assert all(type(weight) is torch.nn.Parameter for weight in model.parameters())
