@@ -229,9 +229,9 @@ def test_log_probs_from_parts_are_those_of_transformers():
             assert (row[: len(expected)] - expected).abs().max() < 1e-12
 
 
-def held(tensor_parallel: int = 1) -> int:
-    """Bytes of weights, gradients and Adam's moments that live in this process after a backward
-    pass, whoever holds them."""
+def held(tensor_parallel: int = 1) -> tuple[int, int]:
+    """Bytes of tensors that live in this process, whoever holds them: between forward and backward,
+    with weights and Adam's moments, and after it, with gradients as well."""
     with entered("cpu", tensor_parallel, 60.0):
         before = living_bytes()
         shape = SHAPE | {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128}
@@ -241,9 +241,11 @@ def held(tensor_parallel: int = 1) -> int:
         for _ in range(2):
             optimizer.step()
             states = model.base_model(input_ids=torch.arange(8)[None]).last_hidden_state
-            (states @ model.lm_head.weight.T).logsumexp(-1).sum().backward()
-            del states
-        return living_bytes() - before
+            loss = (states @ model.lm_head.weight.T).logsumexp(-1).sum()
+            during = living_bytes() - before
+            loss.backward()
+            del states, loss
+        return during, living_bytes() - before
 
 
 def living_bytes() -> int:
@@ -255,15 +257,19 @@ def living_bytes() -> int:
 
 
 def test_parts_take_a_share_of_the_memory():
-    """Four numbers of four bytes for each weight. Who shares layers has all that is outside."""
+    """Four bytes a number. A pass has gathered what is outside the layers, and no layer any more.
+    Who shares layers has all that is outside them."""
     inside = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
     outside = 2 * 512 * 64 + 5 * 64
-    [alone] = run_processes(1, held)
-    assert alone == pytest.approx(16 * (inside + outside), rel=0.01)
+    [(during, after)] = run_processes(1, held)
+    activations = during - 12 * (inside + outside)
+    assert 0 < activations < 4 * inside / 2
+    assert after == pytest.approx(16 * (inside + outside), rel=0.01)
     for one in run_processes(2, held):
-        assert one == pytest.approx(alone / 2, rel=0.01)
+        assert one[0] == pytest.approx(6 * inside + 10 * outside + activations, rel=0.02)
+        assert one[1] == pytest.approx(after / 2, rel=0.01)
     for one in run_processes(2, held, 2):
-        assert one == pytest.approx(16 * (inside / 2 + outside), rel=0.01)
+        assert one[1] == pytest.approx(16 * (inside / 2 + outside), rel=0.01)
 
 
 def judge(kind: str) -> list[float]:
@@ -390,21 +396,24 @@ def test_what_a_pass_has_gathered_is_not_read_again_after_a_change():
     assert max(run_processes(2, stale)) < 1e-12
 
 
-def refusal(kind: str) -> str:
+def odd_ones() -> tuple[str, bool]:
+    """What is said of an adapter on shared layers, and whether a frozen model stays so."""
     with entered("cpu", 2, 60.0):
-        model = build(kind)
-        if "lora" in kind:
-            add_adapter(model, LoraSection(rank=3, alpha=6), 0, "actor")
+        frozen = build("qwen3").requires_grad_(False)
+        shard(frozen, frozen.base_model, called=frozen.base_model)
+        adapted = build("llama")
+        add_adapter(adapted, LoraSection(rank=3, alpha=6), 0, "actor")
         try:
-            shard(model, model.base_model, called=model.base_model)
+            shard(adapted, adapted.base_model, called=adapted.base_model)
         except UserError as error:
-            return str(error)
-    return ""
+            return str(error), any(weight.requires_grad for weight in frozen.parameters())
+    return "", True
 
 
-def test_an_adapter_on_shared_layers_is_refused():
-    for said in run_processes(2, refusal, "llama lora"):
+def test_shared_layers_take_no_adapter_and_stay_frozen():
+    for said, learns in run_processes(2, odd_ones):
         assert said.startswith("launch.tensor_parallel does not split layers.*.self_attn.q_proj")
+        assert not learns
 
 
 @pytest.mark.parametrize(
