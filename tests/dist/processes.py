@@ -9,14 +9,22 @@ from typing import Any
 
 import torch
 
-PRELOADED = ["torch", "transformers", "tether.api", "tether.train.roles", "torch.distributed.fsdp"]
+MODELS = ("llama", "qwen2", "qwen3", "gpt2", "bert")
+PRELOADED = [
+    "tether.api",
+    "peft",
+    "hypothesis",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    *(f"transformers.models.{name}.modeling_{name}" for name in MODELS),
+]
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(PRELOADED)
 
 
 def run_processes(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `function(*arguments)` returns in each of `size` processes that know of each other."""
-    port = _free_port()
+    port = free_port()
     answers = [_server.Pipe(duplex=False) for _ in range(size)]
     processes = [
         _server.Process(target=_run, args=(rank, size, port, answers[rank][1], function, arguments))
@@ -56,7 +64,7 @@ def _run(rank, size, port, answer, function, arguments) -> None:
         answer.send((False, f"process {rank}:\n{traceback.format_exc()}"))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
