@@ -60,7 +60,7 @@ def gather_results(compute: Callable[[], T]) -> list[T]:
     if world().size == 1:
         return [compute()]
     found = gather(_attempt(compute))
-    for result, error in found:
+    for _, error in found:
         if error is not None:
             raise error
     return [result for result, _ in found]

@@ -12,7 +12,7 @@ from tether.dist.reduce import from_first
 from tether.dist.world import entered, world
 from tether.errors import UserError
 from tether.rewards.function import Reward
-from tether.run.directory import RUNS, create_run_directory, refuse_taken
+from tether.run.directory import RUNS, create_run_directory, is_run, refuse_taken
 from tether.run.events import Event
 from tether.run.lock import RunLock
 from tether.run.writer import NoWriter, RunWriter, cut_back
@@ -55,6 +55,16 @@ def joined(config: Config) -> Iterator[None]:
     kind = pick_device(config.device).type
     with entered(kind, launch.tensor_parallel, launch.timeout_seconds):
         yield
+
+
+def attempt(
+    config: Config, reward: Reward | None, watch: Watcher, resume: bool, allow_changed: bool
+) -> Result:
+    """One process's part; with `resume`, a run that is there goes on."""
+    with joined(config):
+        if resume and from_first(lambda: is_run(config.run.dir)):
+            return go_on(config.run.dir, config, reward, watch, allow_changed)
+        return begin(config, reward, watch)
 
 
 def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
