@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from tether.config import cores
-from tether.errors import UserError
+from tether.errors import UserError, one_line
 
 CONNECT_SECONDS = 20.0  # for a cluster to answer
 
@@ -99,8 +99,3 @@ def _refuse_silent(address: str) -> None:
             f"launch.address {address} does not answer: {one_line(error)}; is a Ray cluster up "
             f"there?"
         ) from None
-
-
-def one_line(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split())[:300]

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from tether import __version__
 from tether.config import LaunchSection
-from tether.dist.cluster import CONNECT_SECONDS, connected, import_ray, one_line
+from tether.dist.cluster import CONNECT_SECONDS, connected, import_ray
 from tether.dist.desk import Desk, Line, open_line
 from tether.dist.environment import launched_rank
-from tether.errors import OthersLost, RunStopped, UserError
+from tether.errors import OthersLost, RunStopped, UserError, one_line
 
 T = TypeVar("T")
 

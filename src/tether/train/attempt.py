@@ -9,6 +9,7 @@ import torch
 from tether.config import Config
 from tether.dist.environment import launched_size
 from tether.dist.reduce import from_first
+from tether.dist.roll import answering, waiting
 from tether.dist.world import entered, world
 from tether.errors import UserError
 from tether.rewards.function import Reward
@@ -53,7 +54,7 @@ def joined(config: Config) -> Iterator[None]:
             f"rollout.prompts or start fewer."
         )
     kind = pick_device(config.device).type
-    with entered(kind, launch.tensor_parallel, launch.timeout_seconds):
+    with entered(kind, launch.tensor_parallel, launch.timeout_seconds), answering(), waiting():
         yield
 
 
