@@ -44,9 +44,7 @@ def _train(rank, size, port, config, ending) -> None:
 class Processes:
     """Processes of one run that a test can hit."""
 
-    def __init__(
-        self, size: int, config: dict, ranks: list[int] | None = None, port: int = 0
-    ) -> None:
+    def __init__(self, size: int, config: dict, ranks: list[int] = (), port: int = 0) -> None:
         self.run = Path(config["run"]["dir"])
         self.ending = self.run.with_name("ending-")
         port = port or _free_port()
