@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 from helpers import changed, read_jsonl
@@ -20,7 +20,8 @@ from tether.dist import launch
 from tether.dist.cluster import connected, import_ray
 from tether.errors import OthersLost, RunStopped, UserError
 
-NO_RAY_YET = SimpleNamespace(is_initialized=lambda: False)
+NO_RAY_YET = ModuleType("ray")
+NO_RAY_YET.is_initialized = lambda: False
 
 
 def _train(rank, size, port, config, ending) -> None:

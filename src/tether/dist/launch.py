@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from tether import __version__
 from tether.config import LaunchSection
-from tether.dist.cluster import CONNECT_SECONDS, connected, import_ray
+from tether.dist.cluster import connected, import_ray
 from tether.dist.desk import Desk, Line, open_line
 from tether.dist.environment import launched_rank
 from tether.errors import OthersLost, RunStopped, UserError, one_line
@@ -56,8 +56,11 @@ def run_on_ray(
         job = {"desk": desk, "work": work, "versions": versions(), "folder": os.getcwd()}
         fit = ray.remote(num_cpus=0, max_retries=0)(_fit)
         placed = fit.remote(job, settings.model_dump(), workers, use_gpu)
-        result = _Following(ray, desk, placed, settings, hear, heard).to_the_end()
-        ray.wait([placed], timeout=GOODBYE_SECONDS)
+        try:
+            result = _Following(ray, desk, placed, settings, hear, heard).to_the_end()
+            ray.wait([placed], timeout=GOODBYE_SECONDS)
+        except ray.exceptions.RayError as error:
+            raise RunStopped(f"The Ray cluster was lost: {one_line(error)}") from None
         return result
 
 
@@ -122,23 +125,17 @@ class _Following:
 
     def _wait_for_room(self) -> None:
         """A cluster may be busy, or grow; but not for ever."""
-        waited, limit = time.monotonic() - self.began, self.settings.timeout_seconds
-        if waited < min(CONNECT_SECONDS, limit):
-            return
-        total, free = (
-            f"{found.get('CPU', 0):g}"
-            for found in (self.ray.cluster_resources(), self.ray.available_resources())
-        )
-        why = (
-            f"launch.num_workers = {self.settings.num_workers or 1} needs a CPU each, and {free} of "
-            f"the cluster's {total} are free"
-        )
-        if waited > limit:
+        workers, limit = self.settings.num_workers or 1, self.settings.timeout_seconds
+        total = self.ray.cluster_resources().get("CPU", 0)
+        why = f"launch.num_workers = {workers} needs a CPU each, and the cluster has {total:g}"
+        if time.monotonic() > self.began + limit:
+            free = self.ray.available_resources().get("CPU", 0)
             raise UserError(
-                f"No worker has started in {limit:g} s (launch.timeout_seconds): {why}."
+                f"No worker has started in {limit:g} s (launch.timeout_seconds): {why}, of which "
+                f"{free:g} are free."
             )
-        if not self.warned:
-            self.hear("warned", f"no worker has started yet: {why}")
+        if total < workers and not self.warned:
+            self.hear("warned", f"waiting for room: {why}")
             self.warned = True
 
     def _failure(self) -> Exception:
