@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from helpers import changed, read_jsonl
@@ -19,9 +18,6 @@ from tether.config import LaunchSection
 from tether.dist import launch
 from tether.dist.cluster import connected, import_ray
 from tether.errors import OthersLost, RunStopped, UserError
-
-NO_RAY_YET = ModuleType("ray")
-NO_RAY_YET.is_initialized = lambda: False
 
 
 def _train(rank, size, port, config, ending) -> None:
@@ -196,7 +192,7 @@ def test_more_workers_than_cores_are_refused():
 
 
 def _joining(address: str | None, workers: int = 2):
-    return connected(NO_RAY_YET, address, workers)
+    return connected(address, workers)
 
 
 def test_other_versions_are_refused_by_name(monkeypatch):

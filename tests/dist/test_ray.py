@@ -1,6 +1,8 @@
 """Runs whose workers Ray places, on clusters of this machine."""
 
 import hashlib
+import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from tether.dist import launch
 from tether.errors import UserError
 from tether.train.watch import Watcher
 
+# Of the tests' own clusters; Ray reads it when it is imported.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 pytest.importorskip("ray", reason="Ray is an extra; `make test` installs it")
 
 # Scores by letters; the worker of the second process is killed once, in its third iteration.
@@ -57,7 +61,7 @@ def cluster(tmp_path_factory) -> Iterator[str]:
     yield address
     below = descendants(process.pid)
     process.terminate()
-    process.wait(30)
+    process.wait(90)
     wait_until_gone(below)
 
 
@@ -68,6 +72,7 @@ def config(tiny_config, tmp_path) -> dict:
     return changed(
         tiny_config,
         reward__kind=f"{reward}:score",
+        data__heldout=None,
         train={"iterations": 4, "eval_every": 0, "checkpoint_every": 1, "keep_last": 1},
         launch={"kind": "ray", "num_workers": 2},
     )

@@ -1,6 +1,7 @@
 """A Ray cluster: the one that somebody has started, or one of this machine's own for a run."""
 
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -24,9 +25,17 @@ ENVIRONMENT = {
 }
 
 
+# Of the command itself: nothing is reported to anyone, and nobody but the user is spoken to.
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+}
+
+
 def import_ray() -> ModuleType:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     before = signal.getsignal(signal.SIGTERM)
     try:
         import ray
@@ -42,23 +51,31 @@ def import_ray() -> ModuleType:
 
 
 @contextmanager
-def connected(ray: ModuleType, address: str | None, workers: int) -> Iterator[None]:
-    """To the cluster at that address, or to one of this machine's own that ends with the run."""
-    if ray.is_initialized():  # by a notebook, say, which keeps it
-        yield
-        return
+def connected(address: str | None, workers: int) -> Iterator[ModuleType]:
+    """Ray, with the cluster at that address, or one of this machine's own that ends with the run."""
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {}
     if address == "local":
         _refuse_more_than_cores(workers)
+        _lock()
         options |= {"num_cpus": cores(), "include_dashboard": False}
     else:
         _refuse_silent(address)
+    ray = import_ray()
+    if ray.is_initialized():  # by a notebook, say, which keeps it
+        yield ray
+        return
     try:
         _init(ray, address, options)
-        yield
+        yield ray
     finally:
         ray.shutdown()
+
+
+def _lock() -> None:
+    """A token for this run alone; Ray would leave one in the home directory for all to come."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _init(ray: ModuleType, address: str, options: dict[str, Any]) -> None:
@@ -71,7 +88,10 @@ def _init(ray: ModuleType, address: str, options: dict[str, Any]) -> None:
             **options,
         )
     except (RuntimeError, ValueError, OSError) as error:  # connections and time-outs among these
-        raise UserError(f"Ray at launch.address {address} refused: {one_line(error)}") from None
+        raise UserError(
+            f"Ray at launch.address {address} refused: {one_line(error)} (where it asks for a "
+            f"token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)."
+        ) from None
 
 
 def _refuse_more_than_cores(workers: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from tether import __version__
 from tether.config import LaunchSection
-from tether.dist.cluster import connected, import_ray
+from tether.dist.cluster import connected
 from tether.dist.desk import Desk, Line, open_line
 from tether.dist.environment import launched_rank
 from tether.errors import OthersLost, RunStopped, UserError, one_line
@@ -48,9 +48,8 @@ def run_on_ray(
 
     `hear` is called with what the first worker says; `heard` tells of a signal to pass on.
     """
-    ray = import_ray()
     workers = settings.num_workers or 1
-    with connected(ray, settings.address, workers):
+    with connected(settings.address, workers) as ray:
         use_gpu = _wants_gpu(ray, device, workers)
         desk = ray.remote(num_cpus=0)(Desk).remote()
         job = {"desk": desk, "work": work, "versions": versions(), "folder": os.getcwd()}

@@ -60,6 +60,8 @@ def _work(
     if began is not None:
         mapping["run"]["dir"], resume = began, True
     watch = Relay(line, is_watched) if line.is_first else Watcher()
+    if began is not None:
+        watch.warned("workers were lost; all have started anew")
     return attempt(validate_config(mapping), reward, watch, resume, allow_changed)
 
 
