@@ -60,8 +60,8 @@ def cluster(tmp_path_factory) -> Iterator[str]:
         time.sleep(0.2)
     yield address
     below = descendants(process.pid)
-    process.terminate()
-    process.wait(90)
+    process.kill()
+    process.wait()
     wait_until_gone(below)
 
 

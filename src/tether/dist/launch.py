@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tether import __version__
 from tether.config import LaunchSection
@@ -29,6 +29,17 @@ PATIENCE_SECONDS = 5.0  # for the first worker to say how it ended, once another
 GOODBYE_SECONDS = 30.0  # for Ray to end its workers, once they are done
 
 
+@runtime_checkable
+class Signals(Protocol):
+    """Who remembers the signal that the command was sent, while entered."""
+
+    signal: signal.Signals | None
+
+    def __enter__(self) -> "Signals": ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
 class Unbegun(Exception):
     """A signal came before there was anything to save."""
 
@@ -42,21 +53,22 @@ def run_on_ray(
     settings: LaunchSection,
     device: str,
     hear: Callable[..., None],
-    heard: Callable[[], signal.Signals | None],
+    signals: Signals,
 ) -> T:
     """What `work` returns in the first worker, or the error that one of them ended with.
 
-    `hear` is called with what the first worker says; `heard` tells of a signal to pass on.
+    `hear` is called with what the first worker says; `signals` are passed on to the workers.
     """
     workers = settings.num_workers or 1
-    with connected(settings.address, workers) as ray:
+    # In this order: whoever connects to Ray has its signal handlers replaced.
+    with connected(settings.address, workers) as ray, signals:
         use_gpu = _wants_gpu(ray, device, workers)
         desk = ray.remote(num_cpus=0)(Desk).remote()
         job = {"desk": desk, "work": work, "versions": versions(), "folder": os.getcwd()}
         fit = ray.remote(num_cpus=0, max_retries=0)(_fit)
         placed = fit.remote(job, settings.model_dump(), workers, use_gpu)
         try:
-            result = _Following(ray, desk, placed, settings, hear, heard).to_the_end()
+            result = _Following(ray, desk, placed, settings, hear, signals).to_the_end()
             ray.wait([placed], timeout=GOODBYE_SECONDS)
         except ray.exceptions.RayError as error:
             raise RunStopped(f"The Ray cluster was lost: {one_line(error)}") from None
@@ -73,10 +85,10 @@ class _Following:
         placed: Any,
         settings: LaunchSection,
         hear: Callable[..., None],
-        heard: Callable[[], signal.Signals | None],
+        signals: Signals,
     ) -> None:
         self.ray, self.desk, self.placed = ray, desk, placed
-        self.settings, self.hear, self.heard = settings, hear, heard
+        self.settings, self.hear, self.signals = settings, hear, signals
         self.began = time.monotonic()
         self.first_end = math.inf
         self.arrived = self.warned = False
@@ -114,7 +126,7 @@ class _Following:
                 self.first_end = min(self.first_end, time.monotonic())
 
     def _pass_on(self) -> None:
-        number = self.heard()
+        number = self.signals.signal
         if number is None or number == self.passed:
             return
         if not self.arrived:

@@ -40,8 +40,7 @@ def attempt_on_ray(
         getattr(watch, name)(*arguments)
 
     try:
-        with Interrupt() as interrupt:
-            return run_on_ray(work, config.launch, config.device, hear, lambda: interrupt.signal)
+        return run_on_ray(work, config.launch, config.device, hear, Interrupt())
     except Unbegun as stop:
         signal.raise_signal(stop.signal)
         raise
