@@ -22,13 +22,14 @@ from tether.run.checkpoints import latest_checkpoint
 from tether.run.directory import CONFIG, RUNS, is_run, refuse_taken
 from tether.run.reader import find_runs
 from tether.stages import RewardModelConfig, SFTConfig
-from tether.train.attempt import begin, go_on, joined
+from tether.train.attempt import attempt
 from tether.train.checkpoint import load_adapter, load_plain_actor
 from tether.train.evaluate import Evaluation
 from tether.train.evaluate import evaluate as evaluate_roles
 from tether.train.export import export_run
 from tether.train.loop import Result
 from tether.train.plan import Plan, make_plan
+from tether.train.remote import attempt_on_ray
 from tether.train.reward_modelling import build_reward_model
 from tether.train.roles import build_roles, pick_device
 from tether.train.scoring import response_texts
@@ -55,10 +56,7 @@ def train(
     config, watch = as_config(config), watch or Watcher()
     if resume and config.run.dir is None:
         raise UserError("To resume, say which run: --run.dir RUN, or `tether resume RUN`.")
-    with joined(config):
-        if resume and is_run(config.run.dir):
-            return go_on(config.run.dir, config, reward, watch, allow_changed)
-        return begin(config, reward, watch)
+    return _attempt(config, reward, watch, resume, allow_changed)
 
 
 def resume(
@@ -73,8 +71,14 @@ def resume(
     if not is_run(run):
         raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
     config = load_config(run / CONFIG, {**(overrides or {}), "run.dir": str(run)})
-    with joined(config):
-        return go_on(run, config, reward, watch or Watcher(), allow_changed)
+    return _attempt(config, reward, watch or Watcher(), True, allow_changed)
+
+
+def _attempt(
+    config: Config, reward: Reward | None, watch: Watcher, resume: bool, allow_changed: bool
+) -> Result:
+    here = attempt_on_ray if config.launch.kind == "ray" else attempt
+    return here(config, reward, watch, resume, allow_changed)
 
 
 def check(config: ConfigLike, reward: Reward | None = None) -> Plan:

@@ -688,6 +688,17 @@ class Config(RunConfig):
     train: TrainSection = TrainSection()
     launch: LaunchSection = LaunchSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _workers_share_the_cores(cls, given: Any) -> Any:
+        """As torchrun's do, which `cores` knows of; those that Ray places are yet to start."""
+        launch = given.get("launch") if isinstance(given, dict) else None
+        if not isinstance(launch, dict) or launch.get("kind") != "ray" or "threads" in given:
+            return given
+        workers = launch.get("num_workers")
+        share = cores() // workers if isinstance(workers, int) and workers > 0 else cores()
+        return {**given, "threads": max(1, share)}
+
     @cached_property
     def rows(self) -> int:
         """Sampled responses an iteration."""

@@ -21,3 +21,9 @@ class RunStopped(Exception):
 
 class OthersLost(RunStopped):
     """Other processes of the run no longer answer; each that is left says so for itself."""
+
+
+def one_line(error: BaseException) -> str:
+    """What somebody else's exception says, short enough to stand inside a sentence."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:300]

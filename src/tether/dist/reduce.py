@@ -1,8 +1,6 @@
 """What the processes do together: add up, gather, agree. Alone, each of these is the identity."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -10,12 +8,10 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tether.dist.roll import waiting
 from tether.dist.world import world
-from tether.errors import OthersLost
 
 T = TypeVar("T")
-
-ROLL_CALL = timedelta(seconds=5)
 
 
 def total(tensor: Tensor) -> Tensor:
@@ -23,7 +19,7 @@ def total(tensor: Tensor) -> Tensor:
     here = world()
     if here.replicas == 1:
         return tensor
-    with _waiting():
+    with waiting():
         tensor = tensor.clone()
         torch_dist.all_reduce(tensor, group=here.mesh["data"].get_group())
     return tensor
@@ -50,7 +46,7 @@ def gather(mine: T) -> list[T]:
     if here.size == 1:
         return [mine]
     found: list[T | None] = [None] * here.size
-    with _waiting():
+    with waiting():
         torch_dist.all_gather_object(found, mine)
     return found
 
@@ -60,7 +56,7 @@ def gather_results(compute: Callable[[], T]) -> list[T]:
     if world().size == 1:
         return [compute()]
     found = gather(_attempt(compute))
-    for result, error in found:
+    for _, error in found:
         if error is not None:
             raise error
     return [result for result, _ in found]
@@ -72,7 +68,7 @@ def from_first(compute: Callable[[], T]) -> T:
     if here.size == 1:
         return compute()
     said = [_attempt(compute) if here.is_first else None]
-    with _waiting():
+    with waiting():
         torch_dist.broadcast_object_list(said)
     result, error = said[0]
     if error is not None:
@@ -90,24 +86,3 @@ def _attempt(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return compute(), None
     except Exception as error:
         return None, error
-
-
-@contextmanager
-def _waiting() -> Iterator[None]:
-    """Who keeps the others waiting too long is named."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise OthersLost(_who_is_missing(error)) from error
-
-
-def _who_is_missing(error: RuntimeError) -> str:
-    here = world()
-    try:
-        torch_dist.monitored_barrier(here.roll, timeout=ROLL_CALL, wait_all_ranks=True)
-    except RuntimeError as silence:
-        return (
-            f"Process {here.rank} of {here.size} waited {here.timeout.total_seconds():g} s "
-            f"(launch.timeout_seconds) for the others: {' '.join(str(silence).split())[:300]}"
-        )
-    return f"Process {here.rank} of {here.size} failed with the others: {error}"

@@ -1,5 +1,6 @@
 """Who else runs this loop: nobody, or the processes that torchrun or Ray started."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,9 +8,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as torch_dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
-from tether.dist.environment import launched_size, local_rank
+from tether.dist.environment import launched_rank, launched_size, local_rank
+from tether.errors import OthersLost, UserError, one_line
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class World:
     size: int = 1
     timeout: timedelta = timedelta(minutes=10)
     mesh: DeviceMesh | None = None  # data x tensor
-    roll: torch_dist.ProcessGroup | None = None  # only for asking who still answers
+    roll: torch_dist.Store | None = None  # only for asking who still answers
 
     @property
     def is_first(self) -> bool:
@@ -61,18 +63,46 @@ def entered(device: str, tensor_parallel: int, timeout_seconds: float) -> Iterat
     timeout = timedelta(seconds=timeout_seconds)
     began_here = not torch_dist.is_initialized()  # Ray has begun it already
     if began_here:
-        # Objects travel between CPUs whatever the tensors do.
-        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-        torch_dist.init_process_group(backend, timeout=timeout)
-    size = torch_dist.get_world_size()
-    mesh = init_device_mesh(
-        device, (size // tensor_parallel, tensor_parallel), mesh_dim_names=("data", "tensor")
-    )
-    roll = torch_dist.new_group(backend="gloo", timeout=timeout)
-    _now = World(torch_dist.get_rank(), size, timeout, mesh, roll)
+        _begin(device, timeout)
     try:
+        mesh = _mesh(device, tensor_parallel, timeout)
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        roll = torch_dist.TCPStore(address, port, is_master=False, timeout=timeout)
+        _now = World(torch_dist.get_rank(), torch_dist.get_world_size(), timeout, mesh, roll)
         yield _now
     finally:
         _now = ALONE
         if began_here:
             torch_dist.destroy_process_group()
+
+
+def _begin(device: str, timeout: timedelta) -> None:
+    """Meet the others at MASTER_ADDR:MASTER_PORT."""
+    # Objects travel between CPUs whatever the tensors do.
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    try:
+        torch_dist.init_process_group(backend, timeout=timeout)
+    except ValueError as error:  # a variable is not set
+        raise UserError(f"The launcher left something out: {one_line(error)}") from None
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(
+                f"The processes cannot meet at {where}, as another program uses that port; set "
+                f"MASTER_PORT, or torchrun's --master-port, to a free one."
+            ) from None
+        raise OthersLost(
+            f"Process {launched_rank()} of {launched_size()} could not meet the others at {where} "
+            f"in {timeout.total_seconds():g} s (launch.timeout_seconds): {one_line(error)}"
+        ) from None
+
+
+def _mesh(device: str, tensor_parallel: int, timeout: timedelta) -> DeviceMesh:
+    """data x tensor, neighbours in one copy of a model. The groups of a mesh that torch makes
+    would wait for half an hour."""
+    ranks = torch.arange(torch_dist.get_world_size()).view(-1, tensor_parallel)
+    groups = []
+    for rows in (ranks.T, ranks):
+        made = {tuple(row): torch_dist.new_group(row, timeout) for row in rows.tolist()}
+        groups += [group for row, group in made.items() if torch_dist.get_rank() in row]
+    return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=("data", "tensor"))

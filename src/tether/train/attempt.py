@@ -9,10 +9,11 @@ import torch
 from tether.config import Config
 from tether.dist.environment import launched_size
 from tether.dist.reduce import from_first
+from tether.dist.roll import answering, waiting
 from tether.dist.world import entered, world
 from tether.errors import UserError
 from tether.rewards.function import Reward
-from tether.run.directory import RUNS, create_run_directory, refuse_taken
+from tether.run.directory import RUNS, create_run_directory, is_run, refuse_taken
 from tether.run.events import Event
 from tether.run.lock import RunLock
 from tether.run.writer import NoWriter, RunWriter, cut_back
@@ -53,8 +54,18 @@ def joined(config: Config) -> Iterator[None]:
             f"rollout.prompts or start fewer."
         )
     kind = pick_device(config.device).type
-    with entered(kind, launch.tensor_parallel, launch.timeout_seconds):
+    with entered(kind, launch.tensor_parallel, launch.timeout_seconds), answering(), waiting():
         yield
+
+
+def attempt(
+    config: Config, reward: Reward | None, watch: Watcher, resume: bool, allow_changed: bool
+) -> Result:
+    """One process's part; with `resume`, a run that is there goes on."""
+    with joined(config):
+        if resume and from_first(lambda: is_run(config.run.dir)):
+            return go_on(config.run.dir, config, reward, watch, allow_changed)
+        return begin(config, reward, watch)
 
 
 def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:

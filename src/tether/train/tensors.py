@@ -25,8 +25,8 @@ class OwnTensors:
 
 def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
     """About this process's share of the bytes. Everyone gathers what is sharded, one tensor at a
-    time, and keeps only its own."""
-    here, names = world(), list(named)
+    time, and keeps only its own. Who writes which follows from the names, whatever their order."""
+    here, names = world(), sorted(named)
     sizes = [named[name].numel() * named[name].element_size() for name in names]
     writers = {
         names[i]: writer for writer, share in enumerate(balanced(sizes, here.size)) for i in share

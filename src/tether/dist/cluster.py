@@ -1,0 +1,121 @@
+"""A Ray cluster: the one that somebody has started, or one of this machine's own for a run."""
+
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from tether.config import cores
+from tether.errors import UserError, one_line
+
+CONNECT_SECONDS = 20.0  # for a cluster to answer
+
+ENVIRONMENT = {
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # paths in a config start where the command was typed
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
+    "GOMP_SPINCOUNT": "1000",
+}
+
+
+# Of the command itself: nothing is reported to anyone, and nobody but the user is spoken to.
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+}
+
+
+def import_ray() -> ModuleType:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        import ray
+        import ray.train
+    except ImportError as error:
+        raise UserError(
+            f"launch.kind ray needs Ray Train, and {error.name} is not installed: "
+            f"pip install 'tether[ray]'."
+        ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # Ray takes it for itself when it is imported
+    return ray
+
+
+@contextmanager
+def connected(address: str | None, workers: int) -> Iterator[ModuleType]:
+    """Ray, with the cluster at that address, or one of this machine's own that ends with the run."""
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    options: dict[str, Any] = {}
+    if address == "local":
+        _refuse_more_than_cores(workers)
+        _lock()
+        options |= {"num_cpus": cores(), "include_dashboard": False}
+    else:
+        _refuse_silent(address)
+    ray = import_ray()
+    if ray.is_initialized():  # by a notebook, say, which keeps it
+        yield ray
+        return
+    try:
+        _init(ray, address, options)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _lock() -> None:
+    """A token for this run alone; Ray would leave one in the home directory for all to come."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def _init(ray: ModuleType, address: str, options: dict[str, Any]) -> None:
+    try:
+        ray.init(
+            address,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": ENVIRONMENT},
+            **options,
+        )
+    except (RuntimeError, ValueError, OSError) as error:  # connections and time-outs among these
+        raise UserError(
+            f"Ray at launch.address {address} refused: {one_line(error)} (where it asks for a "
+            f"token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)."
+        ) from None
+
+
+def _refuse_more_than_cores(workers: int) -> None:
+    if workers > cores():
+        raise UserError(
+            f"launch.num_workers is {workers}, but this machine has {cores()} cores; lower it, or "
+            f"name a cluster by launch.address."
+        )
+
+
+def _refuse_silent(address: str) -> None:
+    """Ray itself would go on trying for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(
+            f"launch.address is {address!r}; write HOST:PORT, ray://HOST:PORT, or leave it out for "
+            f"this machine alone."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"launch.address {address} does not answer: {one_line(error)}; is a Ray cluster up "
+            f"there?"
+        ) from None

@@ -1,0 +1,228 @@
+"""What can go wrong before and while processes run together: one sentence, and nobody is left."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers import changed, read_jsonl
+
+from dist.processes import _free_port, _server
+from tether import api
+from tether.config import LaunchSection
+from tether.dist import launch
+from tether.dist.cluster import connected, import_ray
+from tether.errors import OthersLost, RunStopped, UserError
+
+
+def _train(rank, size, port, config, ending) -> None:
+    """One of the processes of a run; how it ended goes into a file."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    try:
+        result = api.train(config, resume=True)
+        said = f"done {result.iterations_done} {result.interrupted and result.interrupted.name}"
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    Path(f"{ending}{rank}").write_text(said, encoding="utf-8")
+
+
+class Processes:
+    """Processes of one run that a test can hit."""
+
+    def __init__(self, size: int, config: dict, ranks: list[int] = (), port: int = 0) -> None:
+        self.run = Path(config["run"]["dir"])
+        self.ending = self.run.with_name("ending-")
+        port = port or _free_port()
+        arguments = (size, port, config, self.ending)
+        self.processes = {
+            rank: _server.Process(target=_train, args=(rank, *arguments))
+            for rank in ranks or range(size)
+        }
+        for process in self.processes.values():
+            process.start()
+
+    def wait_for_iterations(self, number: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(self.lines()) < number:
+            assert time.monotonic() < deadline, self.said(0)
+            time.sleep(0.02)
+
+    def lines(self) -> list[dict]:
+        path = self.run / "metrics.jsonl"
+        return read_jsonl(path) if path.exists() else []
+
+    def wait(self, rank: int, seconds: float) -> str:
+        """How that one ended."""
+        self.processes[rank].join(seconds)
+        return self.said(rank)
+
+    def said(self, rank: int) -> str:
+        path = Path(f"{self.ending}{rank}")
+        return path.read_text(encoding="utf-8") if path.exists() else "nothing yet"
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def running(*arguments, **named) -> Iterator[Processes]:
+    processes = Processes(*arguments, **named)
+    try:
+        yield processes
+    finally:
+        processes.kill()
+
+
+@pytest.fixture
+def endless(tiny_config) -> dict:
+    """A run that somebody else has to end."""
+    return changed(
+        tiny_config,
+        data__heldout=None,
+        train={"iterations": 100_000, "eval_every": 0, "checkpoint_every": 0},
+        launch={"timeout_seconds": 3.0},
+    )
+
+
+def silence_of(rank: int, heard_by: int) -> str:
+    return (
+        f"Process {heard_by} of 2 cannot go on: no answer from process {rank} "
+        f"(launch.timeout_seconds = 3)."
+    )
+
+
+def test_a_process_that_stands_still_is_named_by_the_others(endless):
+    with running(2, endless) as run:
+        run.wait_for_iterations(1)
+        os.kill(run.processes[1].pid, signal.SIGSTOP)
+        began = time.monotonic()
+        said = run.wait(0, 20)
+        assert time.monotonic() - began < 15
+        assert said == f"OthersLost: {silence_of(1, heard_by=0)}"
+
+
+def test_a_first_process_that_stands_still_is_named_as_well(endless):
+    with running(2, endless) as run:
+        run.wait_for_iterations(1)
+        os.kill(run.processes[0].pid, signal.SIGSTOP)
+        assert run.wait(1, 20) == f"OthersLost: {silence_of(0, heard_by=1)}"
+
+
+def test_a_process_that_dies_is_named_at_once(endless):
+    with running(2, endless) as run:
+        run.wait_for_iterations(1)
+        os.kill(run.processes[1].pid, signal.SIGKILL)
+        assert run.wait(0, 20) == f"OthersLost: {silence_of(1, heard_by=0)}"
+
+
+def test_what_only_one_process_finds_wrong_all_say(endless, tmp_path):
+    """As where a file is on one machine and not on another."""
+    elsewhere = changed(endless, model__actor=str(tmp_path / "nowhere"))
+    port = _free_port()
+    with running(2, endless, [0], port) as good, running(2, elsewhere, [1], port) as bad:
+        assert "nowhere" in bad.wait(1, 30)
+        assert good.wait(0, 30) == bad.said(1)
+
+
+def test_a_signal_to_one_ends_all_with_their_state_saved(endless):
+    with running(2, endless) as run:
+        run.wait_for_iterations(1)
+        os.kill(run.processes[1].pid, signal.SIGTERM)
+        ends = [run.wait(rank, 20) for rank in range(2)]
+        done = len(run.lines())
+        assert ends == [f"done {done} SIGTERM"] * 2
+        assert (run.run / "checkpoints" / "LATEST").read_text() == f"{done:06d}\n"
+
+
+def test_a_port_that_is_taken_is_named(endless):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with running(2, endless, [0], port) as run:
+            said = run.wait(0, 20)
+    assert said.startswith("UserError")
+    assert f"127.0.0.1:{port}, as another program uses that port" in said
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_alone_does_not_wait_for_ever(endless, rank):
+    with running(2, endless, [rank]) as run:
+        said = run.wait(rank, 30)
+    assert said.startswith(f"OthersLost: Process {rank} of 2 could not meet the others")
+    assert "in 3 s (launch.timeout_seconds)" in said
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'tether\[ray\]'"):
+        import_ray()
+
+
+def test_an_address_that_does_not_answer_is_refused_at_once():
+    began = time.monotonic()
+    with pytest.raises(UserError, match="does not answer"), _joining(f"127.0.0.1:{_free_port()}"):
+        pass
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("address", ["head", "ray://head", "head:port", "127.0.0.1:99999999"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(UserError, match=r"launch\.address"), _joining(address):
+        pass
+
+
+def test_more_workers_than_cores_are_refused():
+    with pytest.raises(UserError, match=r"launch\.num_workers is 4097"), _joining(None, 4097):
+        pass
+
+
+def _joining(address: str | None, workers: int = 2):
+    return connected(address, workers)
+
+
+def test_other_versions_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(launch, "versions", lambda: {"torch": "2.12.0", "ray": "2.60.0"})
+    with pytest.raises(UserError, match=r"has torch 2\.12\.0, where the .* has torch 2\.13\.0;"):
+        launch._refuse_other_versions({"torch": "2.13.0", "ray": "2.60.0"})
+
+
+class Failed(Exception):
+    def __init__(self, **failures: Exception) -> None:
+        self.worker_failures = {int(rank[1:]): error for rank, error in failures.items()}
+
+
+def test_a_lost_worker_is_told_from_a_fault_of_the_program():
+    gone = type("ActorDiedError", (Exception,), {"__module__": "ray.exceptions"})("x")
+    silent = OthersLost(silence_of(1, heard_by=0))
+    lost = launch.explain(Failed(r0=silent, r1=gone), 2)
+    assert isinstance(lost, RunStopped)
+    assert str(lost).startswith("Worker 1 of the run was lost; workers were started 3 times")
+    assert "no answer from process 1 (launch.timeout_seconds = 3); workers" in str(
+        launch.explain(Failed(r0=silent), 0)
+    )
+    fault = launch.explain(Failed(r1=KeyError("beta")), 2)
+    assert isinstance(fault, RuntimeError)
+    assert "beta" in str(fault)
+
+
+def test_ray_shares_the_cores_out(tiny_config):
+    del tiny_config["threads"]
+    alone = api.as_config(tiny_config).threads
+    on_ray = changed(tiny_config, launch=LaunchSection(kind="ray", num_workers=2).model_dump())
+    assert api.as_config(on_ray).threads == max(1, alone // 2)
+    assert api.as_config(changed(on_ray, threads=7)).threads == 7
