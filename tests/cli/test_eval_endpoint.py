@@ -23,6 +23,7 @@ def test_eval_asks_the_endpoint_and_scores_what_it_says(server, tether, monkeypa
     code, out, err = tether(
         *("eval", "--endpoint", server.url, "--endpoint-model", "sums"),
         *("--endpoint-key", "SECRET", "--train.eval_prompts", "40"),
+        *("--reward.kind", "number_match"),
     )
     assert code == 0, err
     lines = assets.resolve("tether:arithmetic/heldout.jsonl").read_text().splitlines()

@@ -177,6 +177,7 @@ def test_the_vocabulary_alone_is_the_one_that_comes_with_the_model(tmp_path):
 
 def test_python_may_ask_as_well(serve, vocabulary):
     server = serve(adds(vocabulary))
-    found = api.evaluate_endpoint(server.url, "m", overrides={"train.eval_prompts": 5})
+    fields = {"train.eval_prompts": 5, "reward.kind": "number_match"}
+    found = api.evaluate_endpoint(server.url, "m", overrides=fields)
     assert found.greedy.mean == 1.0
     assert found.kl is None

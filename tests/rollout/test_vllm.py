@@ -89,7 +89,7 @@ def test_the_written_shape_has_a_head_of_its_own(tmp_path, tiny_model):
 
 
 # A package called vllm whose model adds up its weights: its token is the sum of the head's first
-# row, rounded, and its log-prob the seed.
+# row, rounded, and its log-prob half the seed.
 FAKE = """
     import os
     from types import SimpleNamespace as Of
@@ -120,7 +120,8 @@ FAKE = """
 
         def row(self, ids, s):
             token_ids = (*ids[:s.max_tokens - 1], self.token)
-            return Of(token_ids=token_ids, logprobs=[{i: Of(logprob=s.seed)} for i in token_ids])
+            logprobs = [{i: Of(logprob=s.seed / 2)} for i in token_ids]
+            return Of(token_ids=token_ids, logprobs=logprobs)
 """
 
 
@@ -145,8 +146,8 @@ def test_the_process_takes_weights_samples_and_says_how_it_failed(fake):
     for token in (9, 21):
         engine.load(head_of(token))
         first, second = engine.generate(ask)
-        assert (first.ids, first.log_probs) == ([3, token], [17, 17])
-        assert (second.ids, second.log_probs) == ([5, 6, token], [18, 18, 18])
+        assert (first.ids, first.log_probs) == ([3, token], [8.5, 8.5])
+        assert (second.ids, second.log_probs) == ([5, 6, token], [9.0, 9.0, 9.0])
     child = engine.child
     assert [path.name for path in child.folder.glob("*.safetensors")] == []
     with pytest.raises(RunStopped, match="vLLM failed: RuntimeError: out of blocks"):

@@ -57,7 +57,9 @@ def test_an_iteration_weighs_tokens_as_configured(build, correction, odd, even):
 
 def test_a_row_is_weighed_as_a_whole(build):
     roles, config = build(rollout__correction={"kind": "sequence", "cap": 4.0})
-    outcome = run_iteration(0, first_controls(config), astray(roles), config)
+    sampler = LocalSampler(frozenset(range(0, 256, 8)), 12, 1.0)  # rows of many lengths
+    roles = replace(roles, sampler=Astray(sampler))
+    outcome = run_iteration(0, first_controls(config), roles, config)
     weights, mask = outcome.experience.correction_weights, outcome.experience.response_mask
     lengths = mask.sum(dim=1).tolist()
     assert len(set(lengths)) > 1
