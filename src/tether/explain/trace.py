@@ -148,7 +148,7 @@ def one_prompt_config(config: Config, data: str) -> Config:
             "rollout.prompts": 1,
             "rollout.samples_per_prompt": rows,
             "rollout.sampler": "local",  # whose log-probs are the trainer's: nothing to correct
-            "rollout.correction": None,
+            "rollout.correction.kind": "none",
             "reward.max_failed_share": 1.0,  # what could not be scored is said below
             "advantage.whiten": False,
             "actor.epochs": 1,
