@@ -9,7 +9,20 @@ import pytest
 import torch
 from conftest import tiny_llama
 from helpers import configured, response
-from models.families import EOS_IDS, FAMILIES, make_family
+from models.families import EOS_IDS, GPT2, SHARED, SMOL, WINDOW, make_family
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tether.config import LoraSection
 from tether.errors import RunStopped, UserError
@@ -171,6 +184,24 @@ needs_vllm = pytest.mark.skipif(
 )
 
 
+# Its CPU kernels want heads of 32 numbers or more.
+WIDE = {**SHARED, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+TIED = {**SMOL, "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}
+MODELS = {
+    "smollm2": lambda: LlamaForCausalLM(LlamaConfig(**{**SHARED, **TIED})),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**WIDE)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**WIDE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**WIDE, head_dim=32)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**WIDE, sliding_window=4)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**{**GPT2, "n_embd": 64, "n_head": 2})),
+}
+
+
+def make(name: str, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    return MODELS[name]().eval()
+
+
 @pytest.fixture(scope="module")
 def engines():
     """Engines by kind and shape, each started once; the rest of a test is new weights."""
@@ -213,7 +244,7 @@ def singles():
 def test_its_greedy_text_follows_new_weights(engines, kind):
     seen = []
     for seed in (0, 1, 2):
-        model = make_family("smollm2", seed)  # a head tied to the embedding
+        model = make("smollm2", seed)  # a head tied to the embedding
         local, ours = both(engines(kind, "smollm2"), model, singles, Greedy(), frozenset(EOS_IDS))
         assert texts(ours) == texts(local)
         assert ours.finish_reasons == local.finish_reasons
@@ -225,10 +256,10 @@ def test_its_greedy_text_follows_new_weights(engines, kind):
 
 
 @needs_vllm
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "smollm2"])
+@pytest.mark.parametrize("family", [name for name in MODELS if name != "smollm2"])
 def test_other_families_follow_their_weights_too(engines, family):
     for seed in (0, 1):
-        model = make_family(family, seed)
+        model = make(family, seed)
         engine = engines("VllmProcess", family)
         local, ours = both(engine, model, singles, Greedy(), frozenset(EOS_IDS))
         assert texts(ours) == texts(local)
@@ -236,8 +267,17 @@ def test_other_families_follow_their_weights_too(engines, family):
 
 
 @needs_vllm
+def test_a_shape_that_it_has_not_is_one_sentence():
+    """Windows on some layers and not on others: a family of ours that is none of vLLM's."""
+    model = Qwen2ForCausalLM(Qwen2Config(**WIDE, **WINDOW))
+    engine = vllm.VllmProcess(SETTINGS)
+    with pytest.raises(UserError, match="vLLM does not start with this model: .*[Ss]liding"):
+        engine.load(model)
+
+
+@needs_vllm
 def test_an_adapter_is_sampled_with(engines):
-    model = make_family("smollm2")
+    model = make("smollm2")
     before = both(engines("VllmProcess", "smollm2"), model, singles, Greedy(), frozenset())[1]
     add_adapter(model, LoraSection(rank=4), 0, "actor")
     with torch.no_grad():
@@ -253,7 +293,7 @@ def test_recorded_log_probs_are_the_trainer_s_at_the_run_s_temperature(engines):
     from tether.data.collate import join
     from tether.models.policy import Policy
 
-    model, draw = make_family("smollm2"), Draw(3, "token", 0)
+    model, draw = make("smollm2"), Draw(3, "token", 0)
     _, ours = both(engines("VllmProcess", "smollm2"), model, singles, draw, frozenset(EOS_IDS), 0.6)
     policy = Policy(model, 0.6, 4096)
     expected = policy.log_probs(join(ours), ours.response_mask)
@@ -263,7 +303,7 @@ def test_recorded_log_probs_are_the_trainer_s_at_the_run_s_temperature(engines):
 @needs_vllm
 def test_rows_are_the_same_alone_and_in_company(engines):
     sampler = EngineSampler(engines("VllmProcess", "smollm2"), frozenset(EOS_IDS), 12, 1.0)
-    sampler.sync(make_family("smollm2"), 0)
+    sampler.sync(make("smollm2"), 0)
     draw = Draw(3, "token", 5)
     whole = sampler.run(singles(), draw)
     part = sampler.run(singles()[2:4], draw, numbers=[2, 3])
@@ -274,7 +314,7 @@ def test_rows_are_the_same_alone_and_in_company(engines):
 
 @needs_vllm
 def test_tokens_come_as_often_as_the_model_says(engines):
-    model, rows = make_family("smollm2"), 4000
+    model, rows = make("smollm2"), 4000
     sampler = EngineSampler(engines("VllmProcess", "smollm2"), frozenset(), 1, 1.0)
     sampler.sync(model, 0)
     rollout = sampler.run([SingleTurn([5, 9])] * rows, Draw(0, "token", 0))
@@ -288,7 +328,7 @@ def test_tokens_come_as_often_as_the_model_says(engines):
 @needs_vllm
 def test_a_text_that_ends_a_turn_ends_it_and_costs_nothing_more(byte_tokenizer):
     settings = vllm.Settings((256,), 64, 10**8, 1, reads_text=True)
-    engine, model = vllm.VllmProcess(settings, byte_tokenizer), tiny_llama(260, 256)
+    engine, model = vllm.VllmProcess(settings, byte_tokenizer), make("llama")
     engine.load(model)
     [free] = engine.generate([Request([5, 9], 30, 0.0, 0)])
     text = byte_tokenizer.decode(free.ids)
@@ -306,7 +346,7 @@ def test_several_turns_are_the_local_sampler_s(engines, every):
     def talks():
         return [Talk(ids, every) for ids in PROMPTS]
 
-    model, engine = make_family("smollm2"), engines("VllmProcess", "smollm2")
+    model, engine = make("smollm2"), engines("VllmProcess", "smollm2")
     local, ours = both(engine, model, talks, Greedy(), frozenset(EOS_IDS))
     assert texts(ours) == texts(local)
     assert ours.response_mask.equal(local.response_mask)
