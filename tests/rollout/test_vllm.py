@@ -271,7 +271,7 @@ def test_a_shape_that_it_has_not_is_one_sentence():
     """Windows on some layers and not on others: a family of ours that is none of vLLM's."""
     model = Qwen2ForCausalLM(Qwen2Config(**WIDE, **WINDOW))
     engine = vllm.VllmProcess(SETTINGS)
-    with pytest.raises(UserError, match="vLLM does not start with this model: .*[Ss]liding"):
+    with pytest.raises(UserError, match=r"vLLM does not start with this model: .*[Ss]liding"):
         engine.load(model)
 
 

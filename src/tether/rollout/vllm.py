@@ -115,7 +115,7 @@ def write_shape(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path
 ) -> None:
     """The model's config and tokenizer, without weights. A head that is tied to the embedding is
-    written as one of its own, as vLLM would give only the embedding new weights."""
+    written as one of its own: given only the embedding, vLLM would leave it as it was."""
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = False
     config.architectures = [type(model).__name__]
