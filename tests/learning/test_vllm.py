@@ -14,13 +14,13 @@ from tether.recipes import load_config
 def test_arithmetic_learns_from_rows_that_vllm_sampled(tmp_path):
     overrides = {
         "rollout.sampler": "vllm",
-        "train.iterations": 20,
+        "threads": 1,
         "train.checkpoint_every": 0,
         "run.dir": str(tmp_path / "run"),
     }
     result = api.train(load_config("arithmetic", overrides))
-    assert result.before.sampled.mean < 0.5
-    assert result.after.sampled.mean >= 0.75
+    assert result.before.sampled.mean <= 0.60
+    assert result.after.sampled.mean >= 0.85
     assert result.after.sampled.apart_from(result.before.sampled)
     metrics = read_jsonl(result.run / "metrics.jsonl")
     assert all(line["rollout/log_prob_diff_mean"] < 1e-4 for line in metrics)

@@ -1,5 +1,6 @@
-"""`vllm serve` itself behind `tether eval --endpoint` (`make vllm`)."""
+"""vLLM's own server behind `tether eval --endpoint` (`make vllm`)."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,8 +28,9 @@ def server(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "vllm"), "serve"]
-    command += [str(assets.resolve("tether:starter")), "--served-model-name", "starter"]
+    # As `vllm serve`, which looks for the name of a package that the CPU build has not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(assets.resolve("tether:starter")), "--served-model-name", "starter"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--enforce-eager", "--max-model-len", "256", "--kv-cache-memory-bytes", "200000000"]
     own = {
@@ -50,7 +52,8 @@ def server(tmp_path):
         _wait(process, url, tmp_path / "log.txt")
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
