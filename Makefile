@@ -11,7 +11,7 @@ RECIPE ?= arithmetic
 # Options of `make bench`, such as BENCH="--only sampling --repeats 5".
 BENCH ?=
 
-.PHONY: demo smollm2 test faults faults-quick learn search vllm compare bench profile starter \
+.PHONY: demo smollm2 test faults faults-quick learn search vllm compare bench profile scaling starter \
 	recording docs figures guide screenshots format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
@@ -49,6 +49,9 @@ bench: $(VENV)/.installed-dev  ## side by side with the peers, into docs/perform
 
 profile: $(VENV)/.installed-dev  ## where the time of an iteration goes, into docs/performance.md
 	$(BIN)/python -m bench.profile
+
+scaling: $(VENV)/.installed-dev  ## several processes against one, and what they cost, into docs/
+	$(BIN)/python scripts/measure_scaling.py --write
 
 starter: $(VENV)/.installed  ## rebuild the starter models and their data from nothing
 	$(BIN)/python scripts/build_starter.py
