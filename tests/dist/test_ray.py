@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,10 @@ def cluster(tmp_path_factory) -> Iterator[str]:
         assert time.monotonic() < deadline, said.read_text()
         time.sleep(0.2)
     yield address
-    below = descendants(process.pid)
-    process.kill()
+    for pid in [*descendants(process.pid), process.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
-    wait_until_gone(below)
 
 
 @pytest.fixture
