@@ -72,7 +72,7 @@ def run_on_ray(
             result = _Following(ray, desk, placed, settings, hear, signals).to_the_end()
             ray.wait([placed], timeout=GOODBYE_SECONDS)
         except ray.exceptions.RayError as error:
-            raise RunStopped(f"The Ray cluster was lost: {one_line(error)}") from None
+            raise explain(error, settings.max_restarts) from None
         return result
 
 
@@ -163,6 +163,8 @@ class _Following:
 
 def explain(error: Exception, max_restarts: int) -> Exception:
     """What Ray Train raised, in a sentence; a fault of the program stays one."""
+    if "No module named 'tether'" in str(error):
+        return UserError("tether is not installed on the Ray cluster; install it on every machine.")
     cause = getattr(error, "cause", None) or error
     failures: dict[int, Exception] = getattr(cause, "worker_failures", {})
     if not failures:
