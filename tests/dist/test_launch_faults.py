@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import changed, read_jsonl
 
-from dist.processes import _free_port, _server
+from dist.processes import _server, free_port
 from tether import api
 from tether.config import LaunchSection
 from tether.dist import launch
@@ -44,7 +45,7 @@ class Processes:
     def __init__(self, size: int, config: dict, ranks: list[int] = (), port: int = 0) -> None:
         self.run = Path(config["run"]["dir"])
         self.ending = self.run.with_name("ending-")
-        port = port or _free_port()
+        port = port or free_port()
         arguments = (size, port, config, self.ending)
         self.processes = {
             rank: _server.Process(target=_train, args=(rank, *arguments))
@@ -132,7 +133,7 @@ def test_a_process_that_dies_is_named_at_once(endless):
 def test_what_only_one_process_finds_wrong_all_say(endless, tmp_path):
     """As where a file is on one machine and not on another."""
     elsewhere = changed(endless, model__actor=str(tmp_path / "nowhere"))
-    port = _free_port()
+    port = free_port()
     with running(2, endless, [0], port) as good, running(2, elsewhere, [1], port) as bad:
         assert "nowhere" in bad.wait(1, 30)
         assert good.wait(0, 30) == bad.said(1)
@@ -175,9 +176,22 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 
 def test_an_address_that_does_not_answer_is_refused_at_once():
     began = time.monotonic()
-    with pytest.raises(UserError, match="does not answer"), _joining(f"127.0.0.1:{_free_port()}"):
+    with pytest.raises(UserError, match="does not answer"), _joining(f"127.0.0.1:{free_port()}"):
         pass
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_something_else_answers_is_refused(scheme):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        answering = threading.Thread(target=lambda: other.accept()[0].sendall(b"220 mail here\r\n"))
+        answering.start()
+        address = f"{scheme}127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UserError, match="something else than Ray listens"), _joining(address):
+            pass
+        answering.join()
 
 
 @pytest.mark.parametrize("address", ["head", "ray://head", "head:port", "127.0.0.1:99999999"])
@@ -215,6 +229,8 @@ def test_a_lost_worker_is_told_from_a_fault_of_the_program():
     assert "no answer from process 1 (launch.timeout_seconds = 3); workers" in str(
         launch.explain(Failed(r0=silent), 0)
     )
+    nowhere = launch.explain(Exception("ModuleNotFoundError: No module named 'tether'"), 2)
+    assert isinstance(nowhere, UserError)
     fault = launch.explain(Failed(r1=KeyError("beta")), 2)
     assert isinstance(fault, RuntimeError)
     assert "beta" in str(fault)

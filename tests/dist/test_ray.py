@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 from helpers import changed, read_jsonl
 
-from dist.processes import _free_port
+from dist.processes import free_port
 from tether import api
 from tether.dist import launch
 from tether.errors import UserError
@@ -44,7 +45,7 @@ def score(response):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[str]:
     """The address of a cluster with two CPUs, as somebody else would have started it."""
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     said = tmp_path_factory.mktemp("cluster") / "said.txt"
     words = "start --head --block --num-cpus 2 --include-dashboard=false --disable-usage-stats"
     ray = Path(sys.executable).with_name("ray")
@@ -59,10 +60,10 @@ def cluster(tmp_path_factory) -> Iterator[str]:
         assert time.monotonic() < deadline, said.read_text()
         time.sleep(0.2)
     yield address
-    below = descendants(process.pid)
-    process.kill()
+    for pid in [*descendants(process.pid), process.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
-    wait_until_gone(below)
 
 
 @pytest.fixture

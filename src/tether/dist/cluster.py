@@ -80,18 +80,32 @@ def _lock() -> None:
 
 def _init(ray: ModuleType, address: str, options: dict[str, Any]) -> None:
     try:
-        ray.init(
-            address,
-            log_to_driver=False,
-            logging_level="ERROR",
-            runtime_env={"env_vars": ENVIRONMENT},
-            **options,
-        )
+        with _nothing_on_stderr():
+            ray.init(
+                address,
+                log_to_driver=False,
+                logging_level="ERROR",
+                runtime_env={"env_vars": ENVIRONMENT},
+                **options,
+            )
     except (RuntimeError, ValueError, OSError) as error:  # connections and time-outs among these
         raise UserError(
             f"Ray at launch.address {address} refused: {one_line(error)} (where it asks for a "
             f"token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)."
         ) from None
+
+
+@contextmanager
+def _nothing_on_stderr() -> Iterator[None]:
+    """Ray's own attempts and failures, line by line; what came of them is said in a sentence."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _refuse_more_than_cores(workers: int) -> None:
@@ -113,9 +127,20 @@ def _refuse_silent(address: str) -> None:
             f"this machine alone."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as found:
+            problem = None if _speaks_http2(found) else "something else than Ray listens there"
     except (OSError, OverflowError) as error:
+        problem = one_line(error)
+    if problem is not None:
         raise UserError(
-            f"launch.address {address} does not answer: {one_line(error)}; is a Ray cluster up "
-            f"there?"
-        ) from None
+            f"launch.address {address} does not answer: {problem}; is a Ray cluster up there?"
+        )
+
+
+def _speaks_http2(found: socket.socket) -> bool:
+    """As Ray does, by gRPC: the answer to the greeting begins with a frame of settings."""
+    if os.environ.get("RAY_USE_TLS") == "1":
+        return True
+    settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    found.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+    return found.recv(9)[3:4] == settings[3:4]

@@ -27,6 +27,7 @@ T = TypeVar("T")
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 5.0  # for the first worker to say how it ended, once another has
 GOODBYE_SECONDS = 30.0  # for Ray to end its workers, once they are done
+START_SECONDS = 120.0  # for workers to start where there is room; torch alone takes a while
 
 
 @runtime_checkable
@@ -71,7 +72,7 @@ def run_on_ray(
             result = _Following(ray, desk, placed, settings, hear, signals).to_the_end()
             ray.wait([placed], timeout=GOODBYE_SECONDS)
         except ray.exceptions.RayError as error:
-            raise RunStopped(f"The Ray cluster was lost: {one_line(error)}") from None
+            raise explain(error, settings.max_restarts) from None
         return result
 
 
@@ -139,6 +140,8 @@ class _Following:
         workers, limit = self.settings.num_workers or 1, self.settings.timeout_seconds
         total = self.ray.cluster_resources().get("CPU", 0)
         why = f"launch.num_workers = {workers} needs a CPU each, and the cluster has {total:g}"
+        if total >= workers:
+            limit = max(limit, START_SECONDS)
         if time.monotonic() > self.began + limit:
             free = self.ray.available_resources().get("CPU", 0)
             raise UserError(
@@ -160,6 +163,8 @@ class _Following:
 
 def explain(error: Exception, max_restarts: int) -> Exception:
     """What Ray Train raised, in a sentence; a fault of the program stays one."""
+    if "No module named 'tether'" in str(error):
+        return UserError("tether is not installed on the Ray cluster; install it on every machine.")
     cause = getattr(error, "cause", None) or error
     failures: dict[int, Exception] = getattr(cause, "worker_failures", {})
     if not failures:
@@ -184,7 +189,7 @@ def _fit(job: dict[str, Any], launch: dict[str, Any], workers: int, use_gpu: boo
     from ray.train.torch import TorchConfig, TorchTrainer
 
     restarts, seconds = launch["max_restarts"], launch["timeout_seconds"]
-    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(seconds)
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(max(seconds, START_SECONDS))
     # Ray keeps books there of which nothing is needed: the run directory has it all.
     with tempfile.TemporaryDirectory(prefix="tether-ray-") as books:
         failures = FailureConfig(max_failures=restarts, controller_failure_limit=restarts)
