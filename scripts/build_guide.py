@@ -17,7 +17,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.zh-CN.md", "docs/guide/*.md", "docs/zh/guide/*.md"]
+PAGES = ["README.zh-CN.md", "docs/scaling.md", "docs/guide/*.md", "docs/zh/guide/*.md"]
 BLOCK = re.compile(
     r"<!-- output of: (?P<command>.+?)(?: \(section: (?P<section>.+?)\))? -->\n.*?<!-- end -->",
     re.DOTALL,

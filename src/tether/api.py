@@ -28,7 +28,8 @@ from tether.train.evaluate import Evaluation
 from tether.train.evaluate import evaluate as evaluate_roles
 from tether.train.export import export_run
 from tether.train.loop import Result
-from tether.train.plan import Plan, make_plan
+from tether.train.plan import Plan
+from tether.train.preview import preview
 from tether.train.remote import attempt_on_ray
 from tether.train.reward_modelling import build_reward_model
 from tether.train.roles import build_roles, pick_device
@@ -82,12 +83,11 @@ def _attempt(
 
 
 def check(config: ConfigLike, reward: Reward | None = None) -> Plan:
-    """Load and validate everything that a run needs; train nothing, write nothing."""
+    """Load and validate everything that a run needs; train nothing, write nothing. Weights that
+    are not here or do not fit are planned for by their model's config.json."""
     config = as_config(config)
     refuse_taken(config.run.dir, config.run.overwrite)
-    roles = build_roles(config, reward)
-    roles.reward.close()
-    return make_plan(config, roles)
+    return preview(config, reward)
 
 
 def evaluate(

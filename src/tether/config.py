@@ -641,12 +641,13 @@ class LaunchSection(Section):
         workers = self.num_workers
         if workers is not None and workers % self.tensor_parallel:
             raise ValueError(
-                f"launch.tensor_parallel is {self.tensor_parallel}, which does not divide "
-                f"launch.num_workers = {workers}"
+                f"tensor_parallel is {self.tensor_parallel}, which does not divide num_workers = "
+                f"{workers}"
             )
         if self.tensor_parallel > 1 and self.weights == "replicated":
             raise ValueError(
-                "launch.tensor_parallel splits the weights: write launch.weights: sharded"
+                f"tensor_parallel = {self.tensor_parallel} divides the weights, so it needs "
+                f"weights: sharded"
             )
         return self
 
@@ -807,6 +808,32 @@ class Config(RunConfig):
         if self.rows < 2:
             raise ValueError(
                 "actor.update.kind trpo needs at least 2 rows an iteration; raise rollout.prompts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _spreads(self) -> Config:
+        launch, update = self.launch, self.actor.update
+        if launch.num_workers is not None and launch.num_workers > self.rows:
+            raise ValueError(
+                f"launch.num_workers is {launch.num_workers}, but an iteration has only "
+                f"{self.rows} rows to share out; raise rollout.prompts or write at most {self.rows}"
+            )
+        adapted = self.model.lora is not None or self.model.critic_lora is not None
+        if launch.tensor_parallel > 1 and adapted:
+            raise ValueError(
+                f"launch.tensor_parallel = {launch.tensor_parallel} does not split layers under an "
+                f"adapter; write 1, or leave model.lora and model.critic_lora out"
+            )
+        if launch.weights == "sharded" and update.kind == "trpo":
+            raise ValueError(
+                "actor.update.kind trpo needs all weights on every process, so it does not go with "
+                "launch.weights sharded; write replicated"
+            )
+        if launch.weights == "sharded" and update.kind == "penalty" and update.estimator == "full":
+            raise ValueError(
+                "actor.update.estimator full needs a second copy of the actor, so it does not go "
+                "with launch.weights sharded; write k3, or replicated weights"
             )
         return self
 

@@ -1,7 +1,7 @@
 """`tether check`: the plan of a run, without training."""
 
 from tether.cli.overrides import CONTEXT, ConfigCommand, RecipeAndFields, one_word, parse_words
-from tether.cli.text import table
+from tether.cli.text import printable, table
 
 COMMAND = {"cls": ConfigCommand, "context_settings": CONTEXT}
 
@@ -16,4 +16,17 @@ def check(
     plain, overrides = parse_words(words or [])
     recipe = one_word(plain, "arithmetic", "recipe")
     plan = api.check(load_config(recipe, overrides))
-    print(table([["plan of " + recipe, "", "because"], *map(list, plan.lines())], numbers_from=3))
+    sections = {
+        f"plan of {recipe}": plan.lines(),
+        "memory of a process": plan.memory_lines(),
+        "sent by a process, an iteration": plan.sent_lines(),
+        "time of an iteration, estimated": plan.time_lines(),
+    }
+    tables = [
+        table([[title, "", "because"], *map(list, lines)], numbers_from=3)
+        for title, lines in sections.items()
+        if lines
+    ]
+    print("\n\n".join(tables))
+    for note in plan.notes:
+        print(f"\nnote: {printable(note)}.")

@@ -19,6 +19,7 @@ from tether.config import LoraSection
 from tether.dist.parts import put
 from tether.errors import UserError
 from tether.models.forward import trunk
+from tether.models.heap import taken
 
 NAME = "default"  # peft's own; there is one adapter a model
 
@@ -28,6 +29,14 @@ def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int, role: str)
 
     The head is left alone: where it is tied to the embedding, merging would change both.
     """
+    place_adapter(model, lora, role)
+    for number, layer in enumerate(_layers(model)):
+        _begin(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
+
+
+def place_adapter(model: PreTrainedModel, lora: LoraSection, role: str) -> None:
+    """An adapter with nothing in it yet, in float32 at least, as steps of a usual learning rate
+    are lost in bfloat16."""
     from peft import LoraConfig, inject_adapter_in_model  # seconds, for those who use it
 
     network = trunk(model)
@@ -40,8 +49,9 @@ def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int, role: str)
     model.requires_grad_(False)
     inject_adapter_in_model(settings, network)
     model.eval()
-    for number, layer in enumerate(_layers(model)):
-        _begin(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
+    for layer in _layers(model):
+        for weight in (layer.lora_A[NAME].weight, layer.lora_B[NAME].weight):
+            weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 @contextmanager
@@ -75,6 +85,11 @@ def adapter_merged(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for weight, data in zip(bases, aside, strict=True):
             weight.data = data
+
+
+def merged_bytes(model: PreTrainedModel, device: str) -> int:
+    """What `adapter_merged` takes beside the weights that it sets aside on a kind of device."""
+    return sum(taken(layer.get_base_layer().weight.nbytes, device) for layer in _layers(model))
 
 
 def merge_adapter(model: PreTrainedModel) -> None:
@@ -129,9 +144,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _begin(a: nn.Parameter, b: nn.Parameter, seed: int, role: str, number: int) -> None:
-    """A uniform within ±1/sqrt(width), computed from the seed; B zero. Both in float32 at least,
-    as steps of a usual learning rate are lost in bfloat16."""
+    """A uniform within ±1/sqrt(width), computed from the seed; B zero."""
     cells = uniform(seed, f"{role} adapter", number, np.arange(a.numel())).view_as(a)
-    float_type = torch.promote_types(a.dtype, torch.float32)
-    a.data = ((2 * cells - 1) / math.sqrt(a.shape[1])).to(a.device, float_type)
-    b.data = torch.zeros_like(b, dtype=float_type)
+    a.copy_((2 * cells - 1) / math.sqrt(a.shape[1]))
+    b.zero_()

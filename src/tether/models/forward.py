@@ -31,11 +31,18 @@ def states_before_tokens(
     and the value over it is the value before it. State `response_lengths[row]` has read the
     whole response. Later states repeat the last one; nobody reads them.
     """
-    with _recomputing(trunk):
-        hidden = trunk(input_ids=sequences.ids, use_cache=False).last_hidden_state
+    hidden = all_states(trunk, sequences.ids)
     columns = torch.arange(sequences.width + 1, device=hidden.device)
     source = (sequences.prompt_lengths[:, None] - 1 + columns).clamp(max=hidden.shape[1] - 1)
     return hidden.gather(1, source[:, :, None].expand(-1, -1, hidden.shape[2]))
+
+
+def all_states(
+    trunk: nn.Module, ids: Int[Tensor, "rows length"]
+) -> Float[Tensor, "rows length width"]:
+    """The state after each token of right-padded rows."""
+    with _recomputing(trunk):
+        return trunk(input_ids=ids, use_cache=False).last_hidden_state
 
 
 @torch.no_grad()

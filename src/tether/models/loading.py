@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -35,6 +36,8 @@ logging.disable_progress_bar()  # a bar a model loaded would bury the run's own 
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
+CONFIG = "config.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 WANTED_FROM_HUB = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 
@@ -70,6 +73,8 @@ def find_model(name: str, hub: bool = False) -> Path:
         path = _newest_model(path)
     if path.is_file() and path.suffix == ".gguf":
         return path
+    if path.is_file() and path.name == CONFIG:
+        path = path.parent
     if not path.is_dir():
         if not hub:
             raise UserError(
@@ -79,8 +84,8 @@ def find_model(name: str, hub: bool = False) -> Path:
         path = _fetch(name)
     if (path / "adapter_config.json").is_file():
         raise UserError(f"{name} holds an adapter, no whole model; merge it into its base first.")
-    if not (path / "config.json").is_file():
-        raise UserError(f"{name} has no config.json, so it is no Hugging Face model directory.")
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{name} has no {CONFIG}, so it is no Hugging Face model directory.")
     refuse_foreign(name, path)
     return path
 
@@ -104,6 +109,28 @@ def load_trunk(name: str, dtype: str, device: torch.device, hub: bool = False) -
     """A model without its head, for a critic: any directory with the trunk's weights serves."""
     with _sentences(name, "a language model's trunk"):
         return _load(AutoModel, name, dtype, device, hub)
+
+
+def outline(auto: type, name: str, dtype: str, hub: bool = False) -> PreTrainedModel:
+    """A model's shapes without its weights, on the `meta` device; a config.json is enough."""
+    with _sentences(name, "a model to plan for"):
+        directory, options = _place(find_model(name, hub))
+        settings = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False, **options
+        )
+        with torch.device("meta"):
+            return auto.from_config(settings, dtype=DTYPES[dtype], trust_remote_code=False).eval()
+
+
+def has_weights(name: str, hub: bool = False) -> bool:
+    """Whether more than a config.json is there; what is wrong with it, loading will say."""
+    path = find_model(name, hub)
+    return path.is_file() or any(any(path.glob(p)) for p in ("*.safetensors", *PICKLES))
+
+
+def has_tokenizer(name: str, hub: bool = False) -> bool:
+    path = find_model(name, hub)
+    return path.is_file() or any((path / file).is_file() for file in TOKENIZERS)
 
 
 def load_vocabulary(name: str, model: PreTrainedModel, hub: bool = False) -> Vocabulary:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from tether.models.heap import taken
+
 WORTH_PACKING = 2**17  # weights of a layer; smaller ones stay in the processor's cache anyway
 TYPICAL_ROWS = 64
 
@@ -32,15 +34,28 @@ def packed(model: nn.Module) -> Iterator[None]:
             del layer.forward
 
 
+def packed_bytes(model: nn.Module, device: str) -> int:
+    """What `packed` takes beside a model's own weights on a kind of device."""
+    if device != "cpu" or not _packs_here():
+        return 0
+    layers = [module for module in model.modules() if _is_worth_packing(module)]
+    return sum(taken(layer.weight.nbytes, device) for layer in layers)
+
+
 def _can_be_packed(module: nn.Module) -> bool:
+    return _is_worth_packing(module) and module.weight.device.type == "cpu" and _packs_here()
+
+
+def _is_worth_packing(module: nn.Module) -> bool:
     return (
         type(module) is nn.Linear
         and module.weight.numel() >= WORTH_PACKING
-        and module.weight.device.type == "cpu"
         and module.weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and platform.machine() in ("x86_64", "AMD64")
     )
+
+
+def _packs_here() -> bool:
+    return torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
 
 def _reader(layer: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -2,65 +2,74 @@
 
 import math
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from torch import nn
-
 from tether.config import Config
+from tether.dist.environment import launched_size
+from tether.dist.tensor_parallel import refuse_unshareable
 from tether.errors import UserError
-from tether.models.adapters import learned
-from tether.models.reference import FrozenReference
-from tether.train.roles import Roles
+from tether.train.cost import Cost, memory_bandwidth, operations, sent
+from tether.train.demand import Demand
+from tether.train.memory import Memory, plan_memory
+from tether.train.networks import Networks, Size, networks_of, outline_networks
+from tether.train.roles import Roles, pick_device
+from tether.train.units import byte_text, si, time_text
 
-
-@dataclass(frozen=True)
-class Size:
-    """Numbers in a role's weights and, of these, the ones that learn."""
-
-    parameters: int = 0
-    weight_bytes: int = 0
-    learning: int = 0
-    learning_bytes: int = 0
+Line = tuple[str, str, str]  # what, how much, and the arithmetic behind it
 
 
 @dataclass(frozen=True)
 class Plan:
     config: Config
-    train_prompts: int
-    heldout_prompts: int
+    networks: Networks
     longest_prompt: int
-    actor: Size
-    critic: Size
-    reference: Size
-    bytes_a_number: int  # of a state
-    hidden_size: int
-    layers: int
-    vocabulary: int
+    train_prompts: int | None = None  # unknown where there is no tokenizer to read them with
+    heldout_prompts: int = 0
+    notes: tuple[str, ...] = ()  # what could not be checked, and why
+
+    @cached_property
+    def demand(self) -> Demand:
+        """Of one process."""
+        device = self.config.device
+        return Demand(
+            config=self.config,
+            networks=self.networks,
+            longest_prompt=self.longest_prompt,
+            workers=self.config.launch.num_workers or launched_size(),
+            device=pick_device(device).type if device == "auto" else device.partition(":")[0],
+        )
+
+    @property
+    def actor(self) -> Size:
+        return self.demand.actor
+
+    @property
+    def critic(self) -> Size:
+        return self.demand.critic
+
+    @property
+    def reference(self) -> Size:
+        return self.demand.reference
 
     @property
     def state_bytes(self) -> int:
         """All weights; gradients and two Adam moments of what learns."""
-        weights = sum(role.weight_bytes for role in (self.actor, self.critic, self.reference))
+        weights = sum(role.weight_bytes for role in self.demand.roles.values())
         return weights + 3 * self.learning_bytes
 
     @property
     def learning_bytes(self) -> int:
         return self.actor.learning_bytes + self.critic.learning_bytes
 
-    @property
-    def activation_bytes(self) -> int:
-        """One microbatch's activations: some 34 numbers of width a layer and token, and logits.
-        Gradient checkpointing keeps one of them a layer, and all of one layer at a time."""
-        c = self.config
-        rows = c.rows if c.actor.update.kind == "trpo" else c.actor.minibatch_rows
-        tokens = min(c.actor.microbatch_tokens, rows * self.longest_row)
-        a_layer, layers = 34 * self.hidden_size, self.layers
-        kept = self.hidden_size * layers + a_layer
-        states = kept if c.model.gradient_checkpointing else a_layer * layers
-        a_token = states + 3 * self.vocabulary
-        return tokens * a_token * self.bytes_a_number
+    @cached_property
+    def memory(self) -> Memory:
+        """Of one process, found on shapes alone: whatever weights are loaded stay as they are."""
+        outlined = self.networks.actor.device.type == "meta"
+        networks = self.networks if outlined else outline_networks(self.config)
+        d = self.demand
+        return plan_memory(Demand(d.config, networks, d.longest_prompt, d.workers, d.device))
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -76,12 +85,8 @@ class Plan:
     def disk_bytes(self) -> int:
         return (self.checkpoints_kept + 1) * self.checkpoint_bytes
 
-    @property
-    def longest_row(self) -> int:
-        return self.longest_prompt + self.config.rollout.max_response_tokens
-
-    def lines(self) -> list[tuple[str, str, str]]:
-        """What, how much, and the arithmetic behind it."""
+    def lines(self) -> list[Line]:
+        """The arithmetic of the run."""
         c = self.config
         prompts, samples, longest = (
             c.rollout.prompts,
@@ -89,37 +94,80 @@ class Plan:
             c.rollout.max_response_tokens,
         )
         evaluated = min(self.heldout_prompts, c.train.eval_prompts)
-        passes = c.train.iterations * prompts / self.train_prompts
-        tokens = c.train.iterations * c.rows * longest
-        checkpoint = _bytes(self.checkpoint_bytes)
+        checkpoint = byte_text(self.checkpoint_bytes)
         return [
             ("rows an iteration", f"{c.rows}", f"{prompts} prompts x {samples} samples"),
             ("actor steps an iteration", *_actor_steps(c)),
             ("critic steps an iteration", *_critic_steps(c)),
+            ("iterations", f"{c.train.iterations}", self._passes()),
             (
-                "iterations",
-                f"{c.train.iterations}",
-                f"{passes:.1f} passes over {self.train_prompts} prompts",
+                "response tokens",
+                si(c.train.iterations * c.rows * longest),
+                f"at most: {longest} a row",
             ),
-            ("response tokens", _si(tokens), f"at most: {longest} a row"),
             (
                 "longest row",
-                f"{self.longest_row}",
+                f"{self.demand.longest_row}",
                 f"{self.longest_prompt} prompt + {longest} response",
             ),
             *self._turns(),
             ("held-out prompts", f"{evaluated}", f"of {self.heldout_prompts}"),
-            ("parameters", _si(self.actor.parameters), self._roles()),
-            ("memory for state", _bytes(self.state_bytes), "all weights + 3 x what learns"),
-            ("memory for activations", _bytes(self.activation_bytes), "one microbatch, estimated"),
+            ("parameters", si(self.actor.parameters), self._roles()),
             (
                 "disk for checkpoints",
-                _bytes(self.disk_bytes),
+                byte_text(self.disk_bytes),
                 f"{self.checkpoints_kept} kept and one being written, {checkpoint} each",
             ),
         ]
 
-    def _turns(self) -> list[tuple[str, str, str]]:
+    def memory_lines(self) -> list[Line]:
+        """What lies in the memory of a process, then how much of it at once."""
+        memory = self.memory
+        parts = [(part.what, byte_text(part.size), part.because) for part in memory.parts]
+        moments = [
+            (f"= {moment.when}", byte_text(moment.size), " + ".join(p.what for p in moment.parts))
+            for moment in memory.moments
+        ]
+        peak = ("peak", byte_text(memory.peak.size), f"in {memory.peak.when}")
+        return [*parts, *moments, peak]
+
+    def sent_lines(self) -> list[Line]:
+        """What a process sends in an iteration; nothing if it is alone."""
+        found = sent(self.demand)
+        total = sum(cost.amount for cost in found)
+        lines = [(cost.what, byte_text(cost.amount), cost.because) for cost in found]
+        return [*lines, ("in all", byte_text(total), "by each process")] if lines else []
+
+    def time_lines(self) -> list[Line]:
+        """How long an iteration takes at the rates of `launch`, if these are given."""
+        launch, d = self.config.launch, self.demand
+        lines: list[Line] = []
+        seconds = 0.0
+        if launch.teraflops is not None:
+            rate = d.workers * launch.teraflops * 1e12
+            costs = operations(d)
+            lines += [(c.what, time_text(c.amount / rate), _operations(c)) for c in costs]
+            seconds += sum(cost.amount for cost in costs) / rate
+            bound = memory_bandwidth(d, costs[0].amount / rate)
+            lines[0] = (
+                *lines[0][:2],
+                f"{lines[0][2]}; bound by memory below {bound / 1e9:.0f} GB/s",
+            )
+        if launch.link_gigabytes is not None and d.workers > 1:
+            amount = sum(cost.amount for cost in sent(d))
+            rate = launch.link_gigabytes * 1e9
+            because = f"{byte_text(amount)} at {launch.link_gigabytes:g} GB/s"
+            lines.append(("sending", time_text(amount / rate), because))
+            seconds += amount / rate
+        return [*lines, ("in all", time_text(seconds), "one after the other")] if lines else []
+
+    def _passes(self) -> str:
+        if self.train_prompts is None:
+            return "over prompts that were not read"
+        passes = self.config.train.iterations * self.config.rollout.prompts / self.train_prompts
+        return f"{passes:.1f} passes over {self.train_prompts} prompts"
+
+    def _turns(self) -> list[Line]:
         rollout = self.config.rollout
         if not rollout.is_multi_turn:
             return []
@@ -131,11 +179,24 @@ class Plan:
         actor, critic, reference = self.actor, self.critic, self.reference
         whose = "actor"
         if actor.learning < actor.parameters:
-            whose += f", of which {_si(actor.learning)} learn"
-        whose += f"; critic {_si(critic.parameters)}"
+            whose += f", of which {si(actor.learning)} learn"
+        whose += f"; critic {si(critic.parameters)}"
         if critic.learning < critic.parameters:
-            whose += f", of which {_si(critic.learning)} learn"
-        return f"{whose}; reference {_si(reference.parameters)}"
+            whose += f", of which {si(critic.learning)} learn"
+        return f"{whose}; reference {si(reference.parameters)}"
+
+
+def make_plan(config: Config, roles: Roles) -> Plan:
+    """Of a run whose models are loaded and whose prompts are read."""
+    plan = Plan(
+        config=config,
+        networks=networks_of(config, roles),
+        longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
+        train_prompts=len(roles.train_prompts),
+        heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
+    )
+    check_layers_divide(config, plan.networks)
+    return plan
 
 
 def check_disk(plan: Plan, folder: Path) -> None:
@@ -145,27 +206,23 @@ def check_disk(plan: Plan, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < plan.disk_bytes:
         raise UserError(
-            f"{folder} has {_bytes(free)} free, but checkpoints need {_bytes(plan.disk_bytes)}: "
-            f"{plan.checkpoints_kept} kept and one being written; make room, set run.dir, or lower "
-            f"train.keep_last and train.keep_best."
+            f"{folder} has {byte_text(free)} free, but checkpoints need "
+            f"{byte_text(plan.disk_bytes)}: {plan.checkpoints_kept} kept and one being written; "
+            f"make room, set run.dir, or lower train.keep_last and train.keep_best."
         )
 
 
-def make_plan(config: Config, roles: Roles) -> Plan:
-    model = roles.actor.model
-    return Plan(
-        config=config,
-        train_prompts=len(roles.train_prompts),
-        heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
-        longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
-        actor=_size(model),
-        critic=_critic_size(config, roles),
-        reference=_reference_size(roles),
-        bytes_a_number=model.dtype.itemsize,
-        hidden_size=model.config.hidden_size,
-        layers=model.config.num_hidden_layers,
-        vocabulary=model.config.vocab_size,
-    )
+def check_layers_divide(config: Config, networks: Networks) -> None:
+    """Refuse a tensor parallelism that the models' layers cannot be divided by."""
+    ways = config.launch.tensor_parallel
+    models = (networks.actor, networks.critic and networks.critic.trunk, networks.reference)
+    for model in models:
+        if ways > 1 and model is not None:
+            refuse_unshareable(model.config, ways)
+
+
+def _operations(cost: Cost) -> str:
+    return f"{si(cost.amount / 1e12)} TFLOP: {cost.because}"
 
 
 def _actor_steps(c: Config) -> tuple[str, str]:
@@ -188,38 +245,3 @@ def _steps(rows: int, minibatch_rows: int, epochs: int) -> tuple[str, str]:
         str(epochs * minibatches),
         f"epochs {epochs} x minibatches {minibatches} of {minibatch_rows} rows",
     )
-
-
-def _critic_size(config: Config, roles: Roles) -> Size:
-    """What the critic adds: nothing, a head on the actor's trunk, or a model of its own."""
-    if not config.has_critic:
-        return Size()
-    return _size(roles.critic.head if config.critic.shared_trunk else roles.critic)
-
-
-def _reference_size(roles: Roles) -> Size:
-    """What the reference adds; the actor's base with its adapter off is there already."""
-    reference = roles.reference
-    return _size(reference.policy.model) if isinstance(reference, FrozenReference) else Size()
-
-
-def _size(module: nn.Module) -> Size:
-    def count(weights: Iterable[nn.Parameter]) -> tuple[int, int]:
-        counted = list(weights)
-        return sum(w.numel() for w in counted), sum(w.nbytes for w in counted)
-
-    return Size(*count(module.parameters()), *count(learned(module).values()))
-
-
-def _si(number: int) -> str:
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.2f}{letter}"
-    return f"{number:g}"
-
-
-def _bytes(number: int) -> str:
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number / 2**10:.0f} KiB"

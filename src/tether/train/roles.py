@@ -61,7 +61,7 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
     vocabulary = load_vocabulary(config.model.actor, model, config.model.hub)
 
     def load(files: str | list[DataFile]) -> PromptSet:
-        context = _room_for_prompts(config, model.config)
+        context = room_for_prompts(config, model.config)
         return load_prompts(files, config.data, vocabulary.tokenizer, columns, context)
 
     actor = Policy(model, rollout.temperature, config.actor.microbatch_tokens)
@@ -203,7 +203,7 @@ def pick_device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not there; write cpu or auto.") from None
 
 
-def _room_for_prompts(config: Config, model_config: object) -> int | None:
+def room_for_prompts(config: Config, model_config: object) -> int | None:
     """Tokens that the model's positions leave for a prompt, if they are limited."""
     positions = getattr(model_config, "max_position_embeddings", None)
     if positions is None:

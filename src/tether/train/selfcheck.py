@@ -7,7 +7,7 @@ from torch import Tensor
 from tether.algo.kl import k1
 from tether.algo.rewards import place_scores, shape_rewards
 from tether.config import Config
-from tether.data.collate import join
+from tether.data.collate import join, microbatches
 from tether.errors import RunStopped
 from tether.rollout.episode import Draw
 from tether.train.roles import Roles
@@ -44,7 +44,13 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     sequences, mask = join(rollout), rollout.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
-    new_log_probs, _ = roles.actor.read(roles.actor.states(sequences), sequences, mask)
+    new_log_probs = torch.zeros_like(old_log_probs)
+    # As an update reads them, in its microbatches: what fits there has to fit here.
+    actor, most = roles.actor, config.actor.microbatch_tokens
+    for rows in microbatches(sequences, most, actor.cells_at_once):
+        part = sequences.select(rows)
+        found, _ = actor.read(actor.states(part), part, mask[rows, : part.width])
+        new_log_probs[rows, : part.width] = found.detach()
 
     exact = config.model.dtype != "bfloat16"
     ratio_gap = _largest(new_log_probs - old_log_probs)

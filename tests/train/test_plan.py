@@ -1,0 +1,286 @@
+"""The plan of a run, with numbers worked out by hand for a Llama of two layers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers import changed, configured
+from transformers import GPT2Config, LlamaConfig
+
+from tether import api
+from tether.errors import UserError
+from tether.train.cost import memory_bandwidth, operations, sent
+
+# tiny_model_dir: width 32, two heads of 16, two layers of q, k, v, o (32 x 32), gate, up, down
+# (32 x 64) and two norms; an embedding of 260 that is the head as well, and a last norm.
+MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64)
+ACTOR = MATRICES + 2 * 2 * 32 + 260 * 32 + 32
+CRITIC = ACTOR + 33
+
+
+@pytest.fixture
+def shapes(tiny_model_dir, tmp_path) -> str:
+    """The tiny model without its weights, with its tokenizer."""
+    folder = tmp_path / "shapes"
+    folder.mkdir()
+    for path in Path(tiny_model_dir).iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def bare(shapes, tmp_path) -> str:
+    """Its config.json alone."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    return str(shutil.copy(Path(shapes) / "config.json", folder))
+
+
+@pytest.fixture
+def planned(tiny_config, shapes):
+    def plan(**dotted):
+        return api.check(changed(tiny_config, model__actor=shapes, **dotted))
+
+    return plan
+
+
+def part(plan, what: str) -> int:
+    [found] = [part.size for part in plan.memory.parts if part.what == what]
+    return found
+
+
+def whats(plan) -> set[str]:
+    return {part.what for part in plan.memory.parts}
+
+
+def test_a_process_alone_holds_all_of_it(planned):
+    plan = planned()
+    assert part(plan, "weights") == 4 * (ACTOR + CRITIC + ACTOR)
+    assert part(plan, "Adam's moments") == 2 * 4 * (ACTOR + CRITIC)
+    assert part(plan, "actor's gradients") == 4 * ACTOR
+    assert part(plan, "critic's gradients") == 4 * CRITIC
+    assert plan.state_bytes == 4 * (5 * ACTOR + 4 * CRITIC)
+    assert plan.checkpoint_bytes == 3 * 4 * (ACTOR + CRITIC)
+    # 12 rows of the longest prompt, "0+333=?" between two special tokens, and 8 tokens more; a key
+    # and a value of 2 x 16 numbers in each of two layers. One column is for padding.
+    longest = max(len(f"{a}+{b}=?") for a in range(6) for b in (1, 22, 333)) + 2
+    assert plan.longest_prompt == longest
+    assert part(plan, "key-value cache") == 12 * (longest + 8 + 1) * 2 * 2 * 32 * 4
+    assert "sampler's copy" not in whats(plan)
+    assert plan.sent_lines() == plan.time_lines() == []
+    assert plan.notes
+
+
+def test_sharded_weights_are_divided_by_the_processes(planned):
+    plan = planned(launch={"num_workers": 3, "weights": "sharded"})
+    assert part(plan, "weights") == pytest.approx(4 * (ACTOR + CRITIC + ACTOR) / 3, abs=3)
+    assert part(plan, "Adam's moments") == pytest.approx(8 * (ACTOR + CRITIC) / 3, abs=4)
+    assert part(plan, "actor's gradients") == pytest.approx(4 * ACTOR / 3, abs=1)
+    assert part(plan, "sampler's copy") == 4 * ACTOR
+    layer, outside = 4 * (MATRICES // 2 + 64), 4 * (260 * 32 + 32)
+    assert part(plan, "whole layers") == 2 * layer + outside
+    assert part(plan, "whole layers, learning") == 3 * layer + 2 * outside
+    saved = 3 * 4 * (ACTOR + CRITIC)
+    assert part(plan, "checkpoint's share") == saved // 3 + 4 * 260 * 32
+
+
+def test_tensor_parallelism_divides_the_matrices_of_the_layers_alone(planned):
+    plan = planned(launch={"num_workers": 4, "tensor_parallel": 2, "weights": "sharded"})
+    rest = 2 * 2 * 32 + 260 * 32 + 32
+    assert part(plan, "actor's gradients") == 4 * (MATRICES // 2 + rest) // 2
+
+
+def test_replicas_sum_their_gradients_in_one_piece(planned):
+    plan = planned(launch={"num_workers": 2})
+    assert part(plan, "weights") == 4 * (ACTOR + CRITIC + ACTOR)
+    assert part(plan, "actor's gradients, flat") == 2 * 4 * ACTOR
+    [step] = [moment for moment in plan.memory.moments if moment.when == "actor step"]
+    assert "actor's activations" not in {part.what for part in step.parts}
+    costs = {cost.what: cost.amount for cost in sent(plan.demand)}
+    # Two epochs of 12 rows in minibatches of 5; 2 x (2 - 1) / 2 of all gradients each.
+    assert costs["actor's gradients"] == 2 * 0.5 * 4 * ACTOR * 2 * 3
+    assert costs["critic's gradients"] == 2 * 0.5 * 4 * CRITIC * 2 * 3
+
+
+def test_a_sharded_pass_gathers_its_weights_and_scatters_its_gradients(planned):
+    plan = planned(launch={"num_workers": 2, "weights": "sharded"}, actor__microbatch_tokens=2 * 17)
+    costs = {cost.what: cost.amount for cost in sent(plan.demand)}
+    rows = plan.demand.longest_row
+    assert rows == 17
+    # 6 rows a process, two at a time; three roles read them.
+    assert costs["weights, to read"] == pytest.approx(0.5 * 4 * (2 * ACTOR + CRITIC) * 3, abs=9)
+    # Of 5 rows a step 3 at most are one process's: two microbatches in each of 2 x 3 steps.
+    assert costs["actor's weights, to learn"] == pytest.approx(0.5 * 3 * 4 * ACTOR * 12, abs=99)
+    assert costs["sampler's copy"] == 0.5 * 4 * ACTOR
+
+
+def test_operations_are_two_a_parameter_and_token_forward_and_six_with_backward(planned):
+    plan = planned(launch={"num_workers": 2, "teraflops": 1e-3, "link_gigabytes": 0.5})
+    tokens = 12 * 17
+    costs = {cost.what: cost.amount for cost in operations(plan.demand)}
+    assert costs["sampling"] == 2 * ACTOR * (6 * 9 + 12 * 8)
+    assert costs["forward passes"] == 2 * (2 * ACTOR + CRITIC) * tokens
+    assert costs["actor update"] == 6 * ACTOR * tokens * 2
+    assert costs["critic update"] == 6 * CRITIC * tokens * 2
+    # Each process samples its 6 rows at once: 8 steps, each of which reads all weights.
+    assert memory_bandwidth(plan.demand, 2.0) == 8 * 4 * ACTOR / 2
+    seconds = sum(costs.values()) / 2e9
+    sending = sum(cost.amount for cost in sent(plan.demand)) / 0.5e9
+    [(_, total, _)] = [line for line in plan.time_lines() if line[0] == "in all"]
+    assert total == f"{1000 * (seconds + sending):.2g} ms"
+
+
+def test_recomputed_layers_cost_a_third_more_and_an_adapter_a_third_less(planned):
+    def update(**dotted) -> float:
+        plan = planned(**dotted)
+        costs = {cost.what: cost for cost in operations(plan.demand)}
+        return costs["actor update"].amount / (plan.actor.parameters * 12 * 17 * 2)
+
+    assert update() == 6
+    assert update(model__gradient_checkpointing=True) == 8
+    assert update(model__lora={"rank": 2}) == 4
+
+
+def test_a_layers_activations_are_what_autograd_keeps_of_it(planned, shapes):
+    """What two layers more add, a token: width 32 in two heads, inner width 64."""
+
+    def activations(layers: int) -> int:
+        path = Path(shapes) / "config.json"
+        shape = {**json.loads(path.read_text()), "num_hidden_layers": layers}
+        path.write_text(json.dumps(shape))
+        plan = planned(device="cuda", actor__microbatch_tokens=5 * 17, actor__minibatch_rows=10)
+        return part(plan, "actor's activations")
+
+    # The input of each norm, what it is divided down to, and its output; one number it is divided
+    # by; q, k, v and what attention makes of them, and a number a head; gate, silu, up, product.
+    kept = 2 * (3 * 32 + 1) + 4 * 32 + 2 + 4 * 64
+    assert activations(6) - activations(4) == 4 * 2 * kept * 5 * 17
+
+
+def test_glibc_holds_on_to_the_small_blocks_of_a_cpu(planned):
+    """Everything here is smaller than the 32 MiB from which blocks are mapped one by one."""
+
+    def learning(device: str) -> int:
+        plan = planned(device=device)
+        return part(plan, "actor's gradients") + part(plan, "actor's activations")
+
+    assert learning("cpu") == pytest.approx(1.45 * learning("cuda"), rel=1e-3)
+
+
+def test_recomputing_keeps_one_state_a_layer(planned):
+    plain = planned(actor__microbatch_tokens=2048, actor__minibatch_rows=12)
+    again = planned(
+        actor__microbatch_tokens=2048, actor__minibatch_rows=12, model__gradient_checkpointing=True
+    )
+    assert part(again, "actor's activations") < part(plain, "actor's activations")
+
+
+def test_shapes_take_what_the_loaded_models_would(tiny_config, planned):
+    loaded = api.check(changed(tiny_config))
+    assert loaded.notes == ()
+    assert loaded.memory == planned().memory
+    assert loaded.lines() == planned().lines()
+
+
+def test_without_a_tokenizer_prompts_are_as_long_as_they_may_be(tiny_config, bare):
+    plan = api.check(changed(tiny_config, model__actor=bare, data__max_prompt_tokens=40))
+    assert plan.longest_prompt == 40
+    assert plan.train_prompts is None
+    assert "holds no weights" in plan.notes[0]
+    assert "no tokenizer" in plan.notes[1]
+    assert ("iterations", "2", "over prompts that were not read") in plan.lines()
+
+
+def test_data_are_validated_with_a_tokenizer_alone(tiny_config, shapes):
+    with pytest.raises(UserError, match=r"more than data\.max_prompt_tokens = 3"):
+        api.check(changed(tiny_config, model__actor=shapes, data__max_prompt_tokens=3))
+
+
+def test_a_learned_reward_is_planned_for_as_well(planned, shapes):
+    path = Path(shapes) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": {"0": "score"}}))
+    plan = planned(reward={"kind": f"model:{shapes}"})
+    assert plan.demand.reward.parameters == ACTOR + 32
+    assert part(plan, "weights") == 4 * (ACTOR + CRITIC + ACTOR + ACTOR + 32)
+
+
+def test_weights_that_do_not_fit_are_not_loaded(tiny_config, monkeypatch):
+    monkeypatch.setattr("tether.train.preview._free_bytes", lambda device: 2**10)
+    plan = api.check(changed(tiny_config))
+    assert "more than the 1 KiB that are free here" in plan.notes[0]
+    assert plan.train_prompts == 18
+
+
+@pytest.mark.parametrize(
+    ("shape", "ways", "sentence"),
+    [
+        ({"num_attention_heads": 4}, 3, "does not divide the 4 attention heads"),
+        (
+            {"num_attention_heads": 4, "num_key_value_heads": 2},
+            4,
+            "does not divide the 2 key-value heads",
+        ),
+        (None, 2, "no plan to split a gpt2 model"),
+    ],
+)
+def test_layers_that_do_not_divide_are_refused(tiny_config, tmp_path, shape, ways, sentence):
+    width = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 99}
+    config = GPT2Config(n_embd=32, n_head=4) if shape is None else LlamaConfig(**width, **shape)
+    config.save_pretrained(tmp_path / "shape")
+    launch = {"num_workers": ways, "tensor_parallel": ways, "weights": "sharded"}
+    with pytest.raises(UserError, match=sentence):
+        api.check(changed(tiny_config, model__actor=str(tmp_path / "shape"), launch=launch))
+
+
+@pytest.mark.parametrize(
+    ("dotted", "sentence"),
+    [
+        (
+            {"launch": {"weights": "sharded"}, "actor__update": {"kind": "trpo"}},
+            "actor.update.kind trpo needs all weights on every process",
+        ),
+        (
+            {
+                "launch": {"weights": "sharded"},
+                "actor__update": {"kind": "penalty", "estimator": "full"},
+            },
+            "actor.update.estimator full needs a second copy of the actor",
+        ),
+        (
+            {"launch": {"num_workers": 2, "tensor_parallel": 2}},
+            "launch: tensor_parallel = 2 divides the weights, so it needs weights: sharded",
+        ),
+        (
+            {
+                "launch": {"num_workers": 2, "tensor_parallel": 2, "weights": "sharded"},
+                "model__lora": {"rank": 2},
+            },
+            "launch.tensor_parallel = 2 does not split layers under an adapter",
+        ),
+        ({"launch": {"num_workers": 13}}, "launch.num_workers is 13, but an iteration has only 12"),
+        (
+            {"launch": {"num_workers": 4, "tensor_parallel": 3}},
+            "launch: tensor_parallel is 3, which does not divide num_workers = 4",
+        ),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_before_anything_is_loaded(tiny_config, dotted, sentence):
+    with pytest.raises(UserError, match=sentence):
+        configured(tiny_config, **dotted)
+
+
+def test_the_command_prints_memory_and_what_is_sent(tiny_config, shapes, tmp_path, capsys):
+    from typer.testing import CliRunner
+
+    from tether.cli.main import app
+
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(changed(tiny_config, model__actor=shapes)))
+    words = ["check", str(recipe), "--launch.num_workers", "2", "--launch.teraflops", "1"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    for line in ("memory of a process", "= actor update", "peak", "actor's gradients", "in all"):
+        assert line in result.output
+    assert f"note: {shapes} holds no weights" in result.output
