@@ -46,6 +46,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Memory:
+    standing: Moment  # what every moment but that of loading begins with
     moments: list[Moment]
 
     @property
@@ -63,6 +64,7 @@ def plan_memory(d: Demand) -> Memory:
     """Every stretch of an iteration on top of what always lies there."""
     libraries = Part("libraries", LIBRARIES, "imported on the way, and their buffers")
     always = (libraries, _weights(d), _moments(d), *_gathered(d))
+    standing = Moment("standing", always)
     found = [
         *_loading(d),
         Moment("sampling", (*always, *_sampling(d))),
@@ -75,7 +77,7 @@ def plan_memory(d: Demand) -> Memory:
             step = (*always, learning[0], _summed(d, role), _rows(d))
             found.append(Moment(f"{role} step", step))
     found.append(Moment("checkpoint", (*always, *_saving(d))))
-    return Memory(found)
+    return Memory(standing, found)
 
 
 def _loading(d: Demand) -> list[Moment]:
