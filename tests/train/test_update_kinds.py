@@ -126,6 +126,7 @@ def slow_gradient(roles, experience, name, aggregation, entropy_coef=0.0, kl=Non
         for t in columns:
             new, advantage = log_p[t, response[t]], float(experience.policy_advantages[row, t])
             loss = slow_policy_loss(name, new, old[t], advantage, sum(gaps) / len(gaps))
+            loss = float(experience.correction_weights[row, t]) * loss
             loss = loss + entropy_coef * (log_p[t].exp() * log_p[t]).sum()
             if kl == "full":
                 loss = loss + 0.3 * (log_p[t].exp() * (log_p[t] - log_ref[t])).sum()
@@ -182,10 +183,13 @@ def assert_all_equal(found, expected) -> None:
 def test_the_gradient_is_that_of_a_loop_however_rows_are_split_and_padded(
     build, scored_config, monkeypatch, name, aggregation
 ):
-    """Trap 12 for every kind and aggregation."""
+    """Trap 12 for every kind and aggregation, and for rows that another engine sampled."""
     dotted = {"actor__update": KINDS[name], "actor__aggregation": aggregation}
     roles, _ = build(**{**WHOLE, **dotted})
     experience = made_experience(roles, unscored=(4,))
+    cells = torch.linspace(0.2, 2.0, experience.response_mask.numel()).double()
+    weights = cells.view_as(experience.response_mask)
+    experience = replace(experience, correction_weights=weights)
     expected = slow_gradient(roles, experience, name, aggregation)
     found = gradients_of_all_splits(roles, scored_config, experience, monkeypatch, **dotted)
     assert_all_equal(found, expected)

@@ -147,6 +147,8 @@ def one_prompt_config(config: Config, data: str) -> Config:
             "data.columns": {},  # the row has them under the names that the reward asks for
             "rollout.prompts": 1,
             "rollout.samples_per_prompt": rows,
+            "rollout.sampler": "local",  # whose log-probs are the trainer's: nothing to correct
+            "rollout.correction.kind": "none",
             "reward.max_failed_share": 1.0,  # what could not be scored is said below
             "advantage.whiten": False,
             "actor.epochs": 1,

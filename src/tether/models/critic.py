@@ -42,7 +42,7 @@ class Critic(nn.Module):
         def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor, Tensor]:
             return before_and_after(self(part), part)
 
-        values, final_values = read_all(sequences, self.microbatch_tokens, read)
+        values, final_values = read_all(sequences, mask.shape[1], self.microbatch_tokens, read)
         return torch.where(mask, values, 0.0), final_values
 
 

@@ -1,8 +1,8 @@
 """Functions over hidden states: log-probs, entropies, full-vocabulary KL.
 
-Logits are made in chunks and, where there is more than one, made again in the backward pass: a
-tensor of rows x length x vocabulary is never stored. Only cells that the mask asks for are
-computed.
+Logits are made piece by piece; probabilities wait for the backward pass where they are few enough,
+and are made again where they are not: a tensor of rows x length x vocabulary is never stored. Only
+cells that the mask asks for are computed.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from tether.algo.kl import full_kl
+from tether.models.products import product
 
-CHUNK_LOGITS = 2**23  # numbers in one chunk of logits: 32 MiB in float32
+CHUNK_LOGITS = 2**25  # probabilities that wait for the backward pass: 128 MiB in float32
+
+PIECE_LOGITS = 2**23  # logits of one product: 32 MiB, which the allocator has at hand
 
 LOWEST_LOG_PROB = -1e4  # exp() of it is 0 in every float type
 
@@ -31,7 +33,7 @@ def tempered_logits(
 ) -> Float[Tensor, "cells vocabulary"]:
     """Logits over the temperature, in float32 at least; made only here."""
     logits = head(states)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits.to(_float_type(logits))
     return logits if temperature == 1 else logits / temperature
 
 
@@ -77,9 +79,9 @@ class ReadTokens(torch.autograd.Function):
         temperature: float,
         keep: bool,
     ) -> tuple[Float[Tensor, " cells"], Float[Tensor, " cells"]]:
-        probs, log_probs, entropies = _softmax(states, weight, bias, ids, temperature)
-        ctx.probs = probs if keep and any(ctx.needs_input_grad) else None
-        ctx.kept = ctx.probs is not None
+        ctx.kept = keep and any(ctx.needs_input_grad)
+        ctx.probs = borrow(len(ids), len(weight), states) if ctx.kept else None
+        log_probs, entropies = _softmax(states, weight, bias, ids, temperature, ctx.probs)
         ctx.temperature = temperature
         ctx.save_for_backward(states, weight, bias, ids, entropies)
         ctx.set_materialize_grads(False)
@@ -95,7 +97,8 @@ class ReadTokens(torch.autograd.Function):
         if probs is None:
             if ctx.kept:
                 raise RuntimeError("the probabilities are used up: backward ran before")
-            probs, _, _ = _softmax(states, weight, bias, ids, ctx.temperature)
+            probs = borrow(len(ids), len(weight), states)
+            _softmax(states, weight, bias, ids, ctx.temperature, probs)
         if by_log_prob is None:
             by_log_prob = torch.zeros_like(entropies)
         gradient = _logit_gradient(probs, ids, entropies, by_log_prob, by_entropy)
@@ -103,12 +106,13 @@ class ReadTokens(torch.autograd.Function):
             gradient /= ctx.temperature
         gradient = gradient.to(weight.dtype)
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        return (
-            gradient @ weight if needs_states else None,
-            gradient.T @ states if needs_weight else None,
+        found = (
+            product(gradient, weight.T) if needs_states else None,
+            product(states.T, gradient.T).T.contiguous() if needs_weight else None,
             gradient.sum(dim=0) if needs_bias else None,
-            *(None,) * 3,
         )
+        give_back(probs)
+        return *found, *(None,) * 3
 
 
 def _softmax(
@@ -117,25 +121,32 @@ def _softmax(
     bias: Float[Tensor, " vocabulary"] | None,
     ids: Int[Tensor, " cells"],
     temperature: float,
-) -> tuple[Float[Tensor, "cells vocabulary"], Float[Tensor, " cells"], Float[Tensor, " cells"]]:
-    """Probabilities of every token, log-probs of the ids, entropies.
+    probs: Float[Tensor, "cells vocabulary"] | None,
+) -> tuple[Float[Tensor, " cells"], Float[Tensor, " cells"]]:
+    """Log-probs of the ids and entropies; every token's probability goes into `probs`, if given.
 
     After the matrix product, block by block: a block stays in the processor's cache.
     """
-    logits = tempered_logits(partial(linear, weight=weight, bias=bias), states, temperature)
-    log_probs, entropies = logits.new_empty(len(ids)), logits.new_empty(len(ids))
-    cells = max(1, BLOCK_LOGITS // logits.shape[1])
-    blocks = zip(*(x.split(cells) for x in (logits, ids, log_probs, entropies)), strict=True)
-    for logit, id_, log_prob, entropy in blocks:
-        probs = torch.softmax(logit, dim=-1)
-        logit -= logit.amax(dim=-1, keepdim=True)
-        # The likeliest token's probability is exp(0) / sum(exp): its log is minus the normaliser.
-        normaliser = -probs.amax(dim=-1).log()
-        log_prob[:] = logit.gather(1, id_[:, None]).squeeze(1) - normaliser
-        # A token that cannot be sampled has logit -inf and adds 0, not 0 x infinity.
-        entropy[:] = normaliser - (probs * logit.clamp_(min=LOWEST_LOG_PROB)).sum(dim=-1)
-        logit.copy_(probs)
-    return logits, log_probs, entropies
+    float_type = _float_type(states)
+    log_probs, entropies = states.new_empty(2, len(ids), dtype=float_type)
+    block = max(1, BLOCK_LOGITS // len(weight))
+    piece = max(block, PIECE_LOGITS // len(weight) // block * block)
+    head = partial(product, b=weight, bias=bias)
+    for start in range(0, len(ids), piece):
+        logits = tempered_logits(head, states[start : start + piece], temperature)
+        for logit, begin in zip(logits.split(block), range(start, len(ids), block), strict=False):
+            cells = slice(begin, begin + len(logit))
+            prob = torch.softmax(logit, dim=-1, out=None if probs is None else probs[cells])
+            logit -= logit.amax(dim=-1, keepdim=True)
+            # The likeliest token's probability is exp(0) / sum(exp), so its log is minus the
+            # normaliser's.
+            normaliser = -prob.amax(dim=-1).log()
+            chosen = logit.gather(1, ids[cells, None]).squeeze(1)
+            log_probs[cells] = chosen - normaliser
+            # A token that cannot be sampled has logit -inf and adds 0, not 0 x infinity.
+            logit.clamp_(min=LOWEST_LOG_PROB).mul_(prob)
+            entropies[cells] = normaliser - logit.sum(dim=-1)
+    return log_probs, entropies
 
 
 def _logit_gradient(
@@ -149,8 +160,11 @@ def _logit_gradient(
     if by_entropy is None:
         probs *= -by_log_prob[:, None]
     else:
-        surprise = probs.log().clamp_(min=LOWEST_LOG_PROB).add_(entropies[:, None])
-        probs *= surprise.mul_(-by_entropy[:, None]).sub_(by_log_prob[:, None])
+        columns = probs, entropies[:, None], by_log_prob[:, None], by_entropy[:, None]
+        block = max(1, BLOCK_LOGITS // probs.shape[1])
+        for prob, entropy, by_log, by in zip(*(x.split(block) for x in columns), strict=True):
+            surprise = prob.log().clamp_(min=LOWEST_LOG_PROB).add_(entropy)
+            prob *= surprise.mul_(-by).sub_(by_log)
     return probs.scatter_add_(1, ids[:, None], by_log_prob[:, None])
 
 
@@ -171,7 +185,7 @@ def token_full_kl(
         )
         return full_kl(log_p, log_q)
 
-    size = cells_at_once(p_head)
+    size = max(1, PIECE_LOGITS // p_head.out_features)
     chunks = list(zip(p_states[mask].split(size), q_states[mask].split(size), strict=True))
     recompute = torch.is_grad_enabled() and len(chunks) > 1
     parts = [
@@ -182,8 +196,35 @@ def token_full_kl(
 
 
 def cells_at_once(head: Head) -> int:
-    """How many cells' logits are made together."""
+    """How many cells' probabilities can wait for the backward pass."""
     return max(1, CHUNK_LOGITS // head.out_features)
+
+
+def borrow(
+    cells: int, vocabulary: int, states: Float[Tensor, "cells width"]
+) -> Float[Tensor, "cells vocabulary"]:
+    """Room for probabilities. On a CPU it is kept for the next time: the system would clear each
+    page of a new one, which takes longer than the arithmetic."""
+    size, float_type = cells * vocabulary, _float_type(states)
+    for i, room in enumerate(_at_hand):
+        if room.dtype == float_type and len(room) >= size:
+            return _at_hand.pop(i)[:size].view(cells, vocabulary)
+    return torch.empty(cells, vocabulary, dtype=float_type, device=states.device)
+
+
+def give_back(probs: Float[Tensor, "cells vocabulary"]) -> None:
+    """One room is kept, the larger of two; whoever drops a graph without a backward pass gives
+    nothing back."""
+    if probs.device.type == "cpu":
+        whole = probs if probs._base is None else probs._base
+        _at_hand[:] = [max([whole.view(-1), *_at_hand], key=len)]
+
+
+_at_hand: list[Float[Tensor, " numbers"]] = []
+
+
+def _float_type(states: Tensor) -> torch.dtype:
+    return torch.promote_types(states.dtype, torch.float32)
 
 
 def _in_place(

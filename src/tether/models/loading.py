@@ -19,6 +19,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -134,21 +135,40 @@ def has_tokenizer(name: str, hub: bool = False) -> bool:
 
 
 def load_vocabulary(name: str, model: PreTrainedModel, hub: bool = False) -> Vocabulary:
-    directory, options = _place(find_model(name, hub))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False, **options
-        )
-    except Exception as error:  # the tokenizers library raises bare Exceptions
-        _refuse_remote_code(name, error)
-        raise UserError(f"{name} has no tokenizer that loads: {_first_line(error)}") from None
+    tokenizer = _load_tokenizer(name, hub)
     largest, rows = max(tokenizer.get_vocab().values()), model.get_input_embeddings().num_embeddings
     if largest >= rows:
         raise UserError(
             f"{name}'s tokenizer has ids up to {largest}, but its embedding only {rows} rows; use "
             f"the tokenizer that the model was trained with, or resize the embedding."
         )
-    return Vocabulary(tokenizer, _eos_ids(name, model, tokenizer))
+    vocabulary_size = model.config.vocab_size
+    return Vocabulary(
+        tokenizer, _eos_ids(name, model.generation_config, vocabulary_size, tokenizer)
+    )
+
+
+def load_vocabulary_alone(name: str, hub: bool = False) -> Vocabulary:
+    """Without the model: of its directory, only the tokenizer and what ends a response is read."""
+    tokenizer = _load_tokenizer(name, hub)
+    directory, options = _place(find_model(name, hub))
+    try:
+        generation = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    except OSError:  # there is none, and the model's own config speaks for it
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, **options)
+        generation = GenerationConfig.from_model_config(config)
+    return Vocabulary(tokenizer, _eos_ids(name, generation, len(tokenizer), tokenizer))
+
+
+def _load_tokenizer(name: str, hub: bool) -> PreTrainedTokenizerBase:
+    directory, options = _place(find_model(name, hub))
+    try:
+        return AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False, **options
+        )
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        _refuse_remote_code(name, error)
+        raise UserError(f"{name} has no tokenizer that loads: {_first_line(error)}") from None
 
 
 def _load(auto: type, name: str, dtype: str, device: torch.device, hub: bool) -> PreTrainedModel:
@@ -266,10 +286,13 @@ def _make_savable(model: PreTrainedModel) -> None:
 
 
 def _eos_ids(
-    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    name: str,
+    generation: GenerationConfig | None,
+    vocabulary: int,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> frozenset[int]:
     """A model may end a response in several ways; all of them count."""
-    configured = model.generation_config.eos_token_id if model.generation_config else None
+    configured = generation.eos_token_id if generation else None
     ids = configured if isinstance(configured, list) else [configured]
     found = frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
     if not found:
@@ -277,7 +300,6 @@ def _eos_ids(
             f"{name} names no EOS token, so no response could end; set eos_token_id in its "
             f"generation_config.json."
         )
-    vocabulary = model.config.vocab_size
     if max(found) >= vocabulary:
         raise UserError(f"{name} names EOS id {max(found)}, but has only {vocabulary} tokens.")
     return found

@@ -15,15 +15,15 @@ Read = Callable[[Sequences, Int[Tensor, " some"]], tuple[Tensor, ...]]
 
 
 @torch.no_grad()
-def read_all(sequences: Sequences, max_tokens: int, read: Read) -> tuple[Tensor, ...]:
+def read_all(sequences: Sequences, width: int, max_tokens: int, read: Read) -> tuple[Tensor, ...]:
     """What `read` finds of each microbatch and its row numbers, a number a row or a number a
-    response token, in the order of all rows."""
+    response token, in the order of all rows and `width` columns."""
     whole: tuple[Tensor, ...] | None = None
     try:
         for part in own_microbatches(sequences, max_tokens):
             found = read(sequences.select(part.rows), part.rows)
             if whole is None:
-                whole = tuple(_blank(sequences, piece) for piece in found)
+                whole = tuple(_blank(len(sequences.ids), width, piece) for piece in found)
             if part.idle:
                 continue
             for all_rows, piece in zip(whole, found, strict=True):
@@ -34,6 +34,5 @@ def read_all(sequences: Sequences, max_tokens: int, read: Read) -> tuple[Tensor,
     return tuple(total(all_rows) for all_rows in whole)  # whoever has not read a row adds 0
 
 
-def _blank(sequences: Sequences, piece: Tensor) -> Tensor:
-    shape = (len(sequences.ids), sequences.width)
-    return piece.new_zeros(shape[: piece.ndim])
+def _blank(rows: int, width: int, piece: Tensor) -> Tensor:
+    return piece.new_zeros((rows, width)[: piece.ndim])

@@ -77,5 +77,5 @@ class Policy:
             log_probs, _ = self.read(self.states(part), part, mask[rows, : part.width])
             return (log_probs,)
 
-        (log_probs,) = read_all(sequences, self.microbatch_tokens, read)
+        (log_probs,) = read_all(sequences, mask.shape[1], self.microbatch_tokens, read)
         return log_probs

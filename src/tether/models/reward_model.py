@@ -49,7 +49,9 @@ class RewardModel:
     def scores(self, dialogues: Sequence[Sequence[int]]) -> Float[Tensor, " rows"]:
         """Scores, microbatch by microbatch."""
         whole = whole_rows(dialogues, self.model.device)
-        (scores,) = read_all(whole, self.microbatch_tokens, lambda part, rows: (self._read(part),))
+        (scores,) = read_all(
+            whole, 0, self.microbatch_tokens, lambda part, rows: (self._read(part),)
+        )
         return scores
 
     def _read(self, whole: Sequences) -> Float[Tensor, " rows"]:

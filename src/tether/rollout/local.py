@@ -103,7 +103,8 @@ class LocalSampler:
         rows = [Row(*pair) for pair in zip(numbers, episodes, strict=True)]
         with adapter_merged(self.model), packed(self.model):
             self._decode(rows, choice)
-        return self._collate(rows)
+        float_type = torch.promote_types(self.model.dtype, torch.float32)
+        return collate(rows, float_type, self.model.device)
 
     def _decode(self, rows: list[Row], choice: Draw | Greedy) -> None:
         network = trunk(self.model)
@@ -155,20 +156,20 @@ class LocalSampler:
         slots = max(1, min(len(rows), self.cache_tokens // capacity))
         return SlotCache(config.num_hidden_layers, slots, capacity, self.model.device)
 
-    def _collate(self, rows: list[Row]) -> Rollout:
-        device = self.model.device
-        prompts = [row.episode.prompt_ids for row in rows]
-        float_type = torch.promote_types(self.model.dtype, torch.float32)
-        return Rollout(
-            prompt_ids=pad_left(prompts).to(device),
-            prompt_lengths=torch.tensor([len(ids) for ids in prompts], device=device),
-            response_ids=pad_right([row.ids for row in rows], torch.long).to(device),
-            response_lengths=torch.tensor([len(row.ids) for row in rows], device=device),
-            response_mask=pad_right([row.sampled for row in rows], torch.bool).to(device),
-            rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
-            finish_reasons=tuple(row.finish for row in rows),
-            calls=calls_of([row.episode for row in rows]),
-        )
+
+def collate(rows: list[Row], float_type: torch.dtype, device: torch.device) -> Rollout:
+    """Rows that have ended, as the rectangles of a rollout."""
+    prompts = [row.episode.prompt_ids for row in rows]
+    return Rollout(
+        prompt_ids=pad_left(prompts).to(device),
+        prompt_lengths=torch.tensor([len(ids) for ids in prompts], device=device),
+        response_ids=pad_right([row.ids for row in rows], torch.long).to(device),
+        response_lengths=torch.tensor([len(row.ids) for row in rows], device=device),
+        response_mask=pad_right([row.sampled for row in rows], torch.bool).to(device),
+        rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
+        finish_reasons=tuple(row.finish for row in rows),
+        calls=calls_of([row.episode for row in rows]),
+    )
 
 
 def _alike(rows: list[Row], slots: int) -> list[list[Row]]:

@@ -52,6 +52,23 @@ METRICS: dict[str, Entry] = {
         "largest gap between the sampler's log-prob of a token and the training forward's",
         "Rounding only: below 1e-4 in float32. More means that sampler and trainer disagree.",
     ),
+    "rollout/log_prob_diff_mean": Entry(
+        "mean gap a token, log pi_old - log pi_rollout without its sign (only with another "
+        "engine as the sampler, or with `rollout.correction`)",
+        "Rounding for equal number formats; some 0.01 in bfloat16. A jump: the engine has not "
+        "taken the newest weights.",
+    ),
+    "rollout/mismatch_kl": Entry(
+        "KL(rollout || old) a token in nats, from the sampler's own draws (as above)",
+        "How far the policy that sampled is from the one that learns. Far below "
+        "`actor/approx_kl` is harmless.",
+    ),
+    "rollout/effective_share": Entry(
+        "effective sample size of the correction's weights before they are capped, as a share of "
+        "the tokens, or of the rows where `rollout.correction.kind` is sequence (as above)",
+        "1: nothing is lost. 0.5: half of the samples are worth nothing; use the trainer's number "
+        "format in the engine, or correct by token.",
+    ),
     "kl/token_mean": Entry(
         "KL from the reference a token, in nats: mean of log pi_old - log pi_ref",
         "Starts at 0 and grows as the policy moves. Slightly below 0 is sampling noise.",

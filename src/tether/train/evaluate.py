@@ -15,8 +15,8 @@ from tether.run.events import Event
 from tether.run.reader import read_lines
 from tether.train.outcome import call_events, calls_made
 from tether.train.roles import Roles
-from tether.train.scoring import score_responses
-from tether.types import Prompts, Scores
+from tether.train.scoring import Judges, score_responses
+from tether.types import Prompts, Rollout, Scores
 
 Z95 = 1.959964  # the standard normal's 97.5% point
 
@@ -69,13 +69,27 @@ def evaluate(
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     kl = k1(old_log_probs, ref_log_probs, mask)
-    greedy_scores, greedy_events = score_responses(prompts, greedy, roles, config)
-    sampled_scores, sampled_events = score_responses(prompts, sampled, roles, config)
+    mean_kl = float(kl.sum() / len(prompts)) if config.kl.needs_reference else None
+    return judge(iteration, prompts, greedy, sampled, mean_kl, roles, config)
+
+
+def judge(
+    iteration: int,
+    prompts: Prompts,
+    greedy: Rollout,
+    sampled: Rollout,
+    kl: float | None,
+    judges: Judges,
+    config: Config,
+) -> tuple[Evaluation, list[Event]]:
+    """The scores of both kinds of responses, and what went wrong on the way to them."""
+    greedy_scores, greedy_events = score_responses(prompts, greedy, judges, config)
+    sampled_scores, sampled_events = score_responses(prompts, sampled, judges, config)
     evaluation = Evaluation(
         iteration=iteration,
         greedy=estimate(greedy_scores),
         sampled=estimate(sampled_scores),
-        kl=float(kl.sum() / len(prompts)) if config.kl.needs_reference else None,
+        kl=kl,
         calls=calls_made(sampled) / len(prompts) if config.rollout.is_multi_turn else None,
     )
     failed = [*call_events(greedy), *call_events(sampled)]

@@ -8,6 +8,7 @@ from tether.config import Config
 from tether.data.collate import join
 from tether.rollout.episode import Draw
 from tether.train.controls import Controls
+from tether.train.correcting import correct
 from tether.train.guards import drop_non_finite_rows, keep
 from tether.train.interrupt import Interrupt
 from tether.train.masking import mask_states
@@ -96,6 +97,7 @@ def run_iteration(
         advantages=advantages,
         returns=returns,
         policy_advantages=policy_advantages,
+        correction_weights=correct(rollout, old_log_probs, mask, config),
     )
     if interrupt is not None:
         interrupt.hold()  # weights move from here on: a signal waits until both have

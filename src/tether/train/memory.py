@@ -118,6 +118,9 @@ def _rows(d: Demand) -> Part:
 def _sampling(d: Demand) -> list[Part]:
     c, model = d.config, d.networks.actor
     found = []
+    objects = d.sampled_rows * c.rollout.max_response_tokens * OBJECTS_A_TOKEN
+    if c.rollout.sampler == "vllm":
+        return [Part("sampled tokens", objects, "vLLM's own weights and cache are not counted")]
     if c.model.lora is not None:
         size = merged_bytes(model, d.device)
         found.append(Part("merged adapter", size, "the layers that it is on, with it in them"))
@@ -127,7 +130,6 @@ def _sampling(d: Demand) -> list[Part]:
     capacity = d.longest_row + 1
     cache = d.slots * capacity * _cache_bytes(d)
     found.append(Part("key-value cache", cache, f"{d.slots} rows of {capacity} tokens"))
-    objects = d.sampled_rows * c.rollout.max_response_tokens * OBJECTS_A_TOKEN
     length = min(d.longest_prompt, PREFILL_TOKENS)
     batch = Batch(max(1, min(d.sampled_rows, PREFILL_TOKENS // length)), length, 0)
     prompts = peak_of_reading(Reader(trunk(model), d.device), batch)

@@ -15,6 +15,7 @@ from tether.config import Config, PenaltyUpdate
 from tether.run.events import Event
 from tether.run.metrics import Level, Max, Mean, Meter
 from tether.train.controls import Controls, next_beta
+from tether.train.correcting import record_mismatch
 from tether.train.updates.report import Report
 from tether.types import Experience, Moments, Prompts, Rollout, Scores
 
@@ -79,6 +80,8 @@ class Outcome:
             )
             meter.record("tools/observed_tokens_mean", Mean(observed, len(usable)))
         meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
+        if config.rollout.may_mismatch:
+            record_mismatch(meter, self.rollout, e, config)
         if config.kl.needs_reference:
             kl = k1(e.old_log_probs, e.ref_log_probs, mask).sum()
             meter.record("kl/token_mean", Mean(kl, tokens))

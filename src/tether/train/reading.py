@@ -40,5 +40,7 @@ def _read_once(sequences: Sequences, mask: Bool[Tensor, "rows response"], roles:
         log_probs, _ = actor.read(states[:, :-1], part, mask[rows, : part.width])
         return log_probs, *before_and_after(critic.read(states), part)
 
-    log_probs, values, final_values = read_all(sequences, actor.microbatch_tokens, read)
+    log_probs, values, final_values = read_all(
+        sequences, mask.shape[1], actor.microbatch_tokens, read
+    )
     return log_probs, torch.where(mask, values, 0.0), final_values

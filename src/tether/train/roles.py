@@ -23,10 +23,12 @@ from tether.rewards.function import Reward
 from tether.rewards.learned import LearnedScorer
 from tether.rewards.parts import columns_wanted, learned_model, parts_of
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
+from tether.rollout.engine import EngineSampler
 from tether.rollout.episode import Episodes, Sampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.spread import SpreadSampler
 from tether.rollout.tools.build import build_turns
+from tether.rollout.vllm import build_vllm
 from tether.train.inputs import fingerprint
 from tether.train.normalisation import build_learned_scorer, start_value_head
 from tether.train.optimizer import Optimizer
@@ -85,14 +87,7 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
         vocabulary=vocabulary,
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
-        sampler=SpreadSampler(
-            LocalSampler(
-                vocabulary.eos_ids,
-                rollout.max_response_tokens,
-                rollout.temperature,
-                rollout.cache_tokens,
-            )
-        ),
+        sampler=SpreadSampler(build_sampler(config, vocabulary)),
         episodes=turns.episodes,
         actor=actor,
         critic=critic,
@@ -107,6 +102,15 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
             *turns.broken,
         ],
     )
+
+
+def build_sampler(config: Config, vocabulary: Vocabulary) -> Sampler:
+    """The one that `rollout.sampler` names; vLLM itself starts with the first weights it gets."""
+    rollout = config.rollout
+    limits = vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature
+    if rollout.sampler == "local":
+        return LocalSampler(*limits, rollout.cache_tokens)
+    return EngineSampler(build_vllm(config, vocabulary), *limits)
 
 
 def _make_ready_to_learn(

@@ -1,6 +1,7 @@
 """Scores of a rollout: responses as text to the reward, numbers back, failures named."""
 
 from itertools import groupby
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,10 +10,19 @@ from torch import Tensor
 from tether.config import Config
 from tether.errors import RunStopped
 from tether.models.loading import Vocabulary
+from tether.rewards.scorers import Scorer
 from tether.rollout.episode import Greedy
 from tether.run.events import Event
 from tether.train.roles import Roles
 from tether.types import Prompts, Rollout, Scores
+
+
+@runtime_checkable
+class Judges(Protocol):
+    """Who it takes to score a response: a reader and a reward."""
+
+    vocabulary: Vocabulary
+    reward: Scorer
 
 
 def response_texts(rollout: Rollout, vocabulary: Vocabulary) -> list[str]:
@@ -52,16 +62,16 @@ def score_rollout(
 def score_responses(
     prompts: Prompts,
     rollout: Rollout,
-    roles: Roles,
+    judges: Judges,
     config: Config,
     skip: Bool[Tensor, " rows"] | None = None,
 ) -> tuple[Scores, list[Event]]:
     """One score a row; a row that could not be scored is unusable and named in an event."""
     skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
     asked = [row for row in range(len(prompts)) if row not in skipped]
-    texts = response_texts(rollout, roles.vocabulary)
-    turns = [row_turns(rollout, row, roles.vocabulary) for row in range(len(prompts))]
-    verdicts = roles.reward.score(
+    texts = response_texts(rollout, judges.vocabulary)
+    turns = [row_turns(rollout, row, judges.vocabulary) for row in range(len(prompts))]
+    verdicts = judges.reward.score(
         [
             {
                 **prompts.columns[row],

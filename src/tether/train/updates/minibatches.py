@@ -73,6 +73,7 @@ def make_minibatch(
         values=e.values,
         returns=e.returns,
         policy_advantages=e.policy_advantages,
+        correction_weights=e.correction_weights,
     )
     everything.weights[rows] = cell_weights(
         aggregation, mask[rows], max_response_tokens, e.old_log_probs.dtype

@@ -86,7 +86,8 @@ def policy_terms(
     # The ratio's bounds would make an infinity look like a number; the loss must show it.
     new_log_probs = torch.where(new_log_probs.isfinite(), new_log_probs, torch.nan)
     policy = policy_loss(new_log_probs, states, batch, roles, config, controls, old_policy)
-    parts = {"actor/pg_loss": weighted_sum(policy.per_token, weights)}
+    corrected = policy.per_token * batch.correction_weights
+    parts = {"actor/pg_loss": weighted_sum(corrected, weights)}
     loss = parts["actor/pg_loss"]
     if config.actor.entropy_coef > 0:
         parts["actor/entropy_loss"] = -weighted_sum(entropies, weights)

@@ -185,7 +185,8 @@ class TrustRegion:
 
     def _surrogate(self, new_log_probs: Float[Tensor, "rows response"], part: _Part) -> Tensor:
         ratio = log_ratio(new_log_probs, part.batch.old_log_probs).exp()
-        return weighted_sum(ratio * part.batch.policy_advantages, part.batch.weights)
+        surrogate = ratio * part.batch.policy_advantages * part.batch.correction_weights
+        return weighted_sum(surrogate, part.batch.weights)
 
 
 def _frozen(head: nn.Module) -> nn.Module:

@@ -1,0 +1,128 @@
+"""A sampler whose tokens come from an inference engine: it is asked for a turn of every row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import nn
+
+from tether.algo.random import uniform
+from tether.rollout.episode import Draw, Episode, Greedy
+from tether.rollout.local import Row, collate
+from tether.rollout.turns import MultiTurn, answer_all
+from tether.types import Rollout
+
+SEEDS = 2**53  # as many as a float64 in [0, 1) tells apart
+
+
+@dataclass(frozen=True)
+class Request:
+    """Go on after these ids."""
+
+    ids: list[int]
+    max_tokens: int
+    temperature: float  # 0 = the likeliest token, always
+    seed: int
+    stop: tuple[str, ...] = ()  # texts that end a turn; nothing after them is needed
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Sampled ids, an EOS that ended them included, and the engine's own log-prob of each."""
+
+    ids: list[int]
+    log_probs: list[float]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    def load(self, weights: nn.Module | None) -> None:
+        """Take these weights; all that follows is sampled with them."""
+        ...
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """One completion a request, in order: up to an EOS or `max_tokens`."""
+        ...
+
+
+class EngineSampler:
+    """Rounds of requests until every episode is over.
+
+    An engine knows nothing of turns: it is given all that a row has so far and writes up to EOS
+    or the limit, or to a text that may end a turn. What comes after the end of a turn is thrown
+    away, as if never sampled.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        eos_ids: frozenset[int],
+        max_response_tokens: int,
+        temperature: float,
+    ) -> None:
+        self.engine = engine
+        self.eos_ids = eos_ids
+        self.max_response_tokens = max_response_tokens
+        self.temperature = temperature
+        self.float_type, self.device = torch.float32, torch.device("cpu")
+
+    def sync(self, weights: nn.Module | None, version: int) -> None:
+        if weights is not None:
+            first = next(weights.parameters())
+            self.float_type = torch.promote_types(first.dtype, torch.float32)
+            self.device = first.device
+        self.engine.load(weights)
+        self.version = version
+
+    def run(
+        self,
+        episodes: Sequence[Episode],
+        choice: Draw | Greedy,
+        numbers: Sequence[int] | None = None,
+    ) -> Rollout:
+        """`numbers` are the rows' places in the whole batch, if these episodes are a part of it."""
+        numbers = range(len(episodes)) if numbers is None else numbers
+        rows = [Row(n, episode) for n, episode in zip(numbers, episodes, strict=True)]
+        live = rows
+        while live:
+            completions = self.engine.generate(self._requests(live, choice))
+            for row, completion in zip(live, completions, strict=True):
+                self._take(row, completion)
+            over = [row for row in live if row.finish is None]
+            answers = answer_all([row.episode for row in over])
+            for row, answer in zip(over, answers, strict=True):
+                row.hear(answer, self.max_response_tokens)
+            live = [row for row in over if row.finish is None]
+        return collate(rows, self.float_type, self.device)
+
+    def _requests(self, live: list[Row], choice: Draw | Greedy) -> list[Request]:
+        """Each with a seed of its own, computed from where in the batch its first token stands."""
+        seeds, temperature = np.zeros(len(live), dtype=np.int64), 0.0
+        if isinstance(choice, Draw):
+            places = [np.array([row.number for row in live]), np.array([len(r.ids) for r in live])]
+            drawn = uniform(choice.seed, choice.purpose, choice.iteration, *places)
+            seeds, temperature = (drawn * SEEDS).long().numpy(), self.temperature
+        return [
+            Request(
+                ids=[*row.episode.prompt_ids, *row.ids],
+                max_tokens=self.max_response_tokens - len(row.ids),
+                temperature=temperature,
+                seed=int(seed),
+                stop=_end_marks(row.episode),
+            )
+            for row, seed in zip(live, seeds, strict=True)
+        ]
+
+    def _take(self, row: Row, completion: Completion) -> None:
+        """The tokens of a turn. An engine that stops without an EOS has run out of room."""
+        for token, log_prob in zip(completion.ids, completion.log_probs, strict=True):
+            row.take(token, log_prob, self.eos_ids, self.max_response_tokens)
+            if row.turn_over or row.finish is not None:
+                return
+        row.finish = "length"
+
+
+def _end_marks(episode: Episode) -> tuple[str, ...]:
+    return tuple(episode.outside.end_marks) if isinstance(episode, MultiTurn) else ()

@@ -1,0 +1,353 @@
+"""vLLM as the sampler. The first half needs no vLLM; the second is run by `make vllm`, in an
+environment of its own, and is skipped elsewhere."""
+
+import os
+import textwrap
+from importlib.util import find_spec
+
+import pytest
+import torch
+from conftest import tiny_llama
+from helpers import configured, response
+from models.families import EOS_IDS, GPT2, SHARED, SMOL, WINDOW, make_family
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tether.config import LoraSection
+from tether.errors import RunStopped, UserError
+from tether.models.adapters import add_adapter, learned
+from tether.rollout import vllm
+from tether.rollout.engine import EngineSampler, Request
+from tether.rollout.episode import Draw, Greedy, SingleTurn
+from tether.rollout.local import LocalSampler
+from tether.train.roles import build_roles
+
+from .test_engine import Talk
+
+PROMPTS = [[5, 9, 200, 4], [1], [11, 12], [0, 0, 0, 0, 0, 21], [250], [3, 2, 1]]
+SETTINGS = vllm.Settings(eos_ids=(256,), max_row_tokens=64, cache_bytes=10**8, threads=1)
+
+
+def test_without_the_package_one_sentence_names_the_extra(tiny_config, monkeypatch):
+    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"rollout\.sampler vllm needs .*tether\[vllm\]"):
+        build_roles(configured(tiny_config, rollout__sampler="vllm"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"rollout__reuse_log_probs": True}, "reuse_log_probs does not go with rollout.sampler"),
+        ({"rollout__temperature": 0.001}, "vLLM samples at no less than 0.01"),
+        ({"model__dtype": "float64"}, "float64 does not go with rollout.sampler vllm"),
+        (
+            {"rollout__vllm__colocated": True, "launch__num_workers": 2},
+            "colocated does not go with several",
+        ),
+        ({"rollout__correction": {"cap": 0.5}}, "rollout.correction.cap"),
+    ],
+)
+def test_what_does_not_go_with_vllm_is_refused(tiny_config, fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        configured(tiny_config, rollout__sampler="vllm", **fields)
+
+
+def test_the_correction_is_by_token_for_vllm_and_none_for_the_local_sampler(tiny_config):
+    local, other = (configured(tiny_config, rollout__sampler=s).rollout for s in ("local", "vllm"))
+    assert (local.corrected_by.kind, local.may_mismatch) == ("none", False)
+    assert (other.corrected_by.kind, other.corrected_by.cap) == ("token", 2.0)
+    assert other.may_mismatch
+    off = configured(tiny_config, rollout__sampler="vllm", rollout__correction={"kind": "none"})
+    assert off.rollout.corrected_by.kind == "none"
+    assert off.rollout.may_mismatch  # it is measured all the same
+    with pytest.raises(UserError, match=r"reuse_log_probs does not go with rollout\.correction"):
+        configured(tiny_config, rollout__correction={}, rollout__reuse_log_probs=True)
+
+
+def test_weights_have_a_checkpoint_s_names_and_an_adapter_is_merged():
+    model = make_family("smollm2")
+    plain = {name: x.clone() for name, x in vllm.plain_weights(model)}
+    assert plain.keys() == dict(model.named_parameters(remove_duplicate=False)).keys()
+    assert plain["lm_head.weight"].equal(plain["model.embed_tokens.weight"])  # tied, yet named
+    add_adapter(model, LoraSection(rank=2, alpha=4.0), 0, "actor")
+    with torch.no_grad():
+        for weight in learned(model).values():
+            weight.normal_()
+    merged = {name: x.clone() for name, x in vllm.plain_weights(model)}
+    assert merged.keys() == plain.keys()
+    layer = model.model.layers[0].self_attn.q_proj
+    a, b = (getattr(layer, f"lora_{x}")["default"].weight for x in "AB")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    torch.testing.assert_close(merged[name], plain[name] + 2.0 * b @ a)
+    assert merged["model.norm.weight"].equal(plain["model.norm.weight"])
+
+
+def test_the_written_shape_has_a_head_of_its_own(tmp_path, tiny_model):
+    vllm.write_shape(tiny_model, None, tmp_path)
+    written = type(tiny_model.config).from_pretrained(tmp_path)
+    assert written.tie_word_embeddings is False
+    assert written.architectures == ["LlamaForCausalLM"]
+    assert tiny_model.config.tie_word_embeddings is True
+
+
+# A package called vllm whose model adds up its weights: its token is the sum of the head's first
+# row, rounded, and its log-prob half the seed.
+FAKE = """
+    import os
+    from types import SimpleNamespace as Of
+
+    class SamplingParams:
+        def __init__(self, **fields):
+            self.__dict__.update(fields)
+
+    class LLM:
+        def __init__(self, model, max_model_len, **fields):
+            if max_model_len < 10:
+                raise ValueError("no room\\nfor anything")
+
+        def collective_rpc(self, method, kwargs):
+            assert method == "reload_weights"
+            self.weights = dict(kwargs["weights_iterator"])
+
+        def reset_prefix_cache(self):
+            self.token = round(float(self.weights["lm_head.weight"][0].sum()))
+
+        def generate(self, prompts, settings, use_tqdm):
+            if prompts[0]["prompt_token_ids"] == [13]:
+                os._exit(5)
+            if prompts[0]["prompt_token_ids"] == [14]:
+                raise RuntimeError("out of\\nblocks")
+            return [Of(outputs=[self.row(p["prompt_token_ids"], s)])
+                    for p, s in zip(prompts, settings)]
+
+        def row(self, ids, s):
+            token_ids = (*ids[:s.max_tokens - 1], self.token)
+            logprobs = [{i: Of(logprob=s.seed / 2)} for i in token_ids]
+            return Of(token_ids=token_ids, logprobs=logprobs)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(textwrap.dedent(FAKE))
+    ours = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(ours))
+
+
+def head_of(value: float):
+    model = tiny_llama(260, 256)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[0] = value / 32
+    return model
+
+
+def test_the_process_takes_weights_samples_and_says_how_it_failed(fake):
+    engine = vllm.VllmProcess(SETTINGS)
+    ask = [Request([3, 4], 2, 1.0, 17), Request([5, 6, 7], 3, 1.0, 18)]
+    for token in (9, 21):
+        engine.load(head_of(token))
+        first, second = engine.generate(ask)
+        assert (first.ids, first.log_probs) == ([3, token], [8.5, 8.5])
+        assert (second.ids, second.log_probs) == ([5, 6, token], [9.0, 9.0, 9.0])
+    child = engine.child
+    assert [path.name for path in child.folder.glob("*.safetensors")] == []
+    with pytest.raises(RunStopped, match="vLLM failed: RuntimeError: out of blocks"):
+        engine.generate([Request([14], 2, 1.0, 0)])
+    assert child.process.poll() is not None
+    assert not child.folder.exists()
+    engine.load(head_of(2))  # a new process
+    with pytest.raises(RunStopped, match="The process of vLLM ended with code 5"):
+        engine.generate([Request([13], 2, 1.0, 0)])
+
+
+def test_a_model_that_vllm_refuses_is_one_sentence_and_leaves_no_process(fake):
+    engine = vllm.VllmProcess(vllm.Settings((256,), 9, 10**8, 1))
+    with pytest.raises(UserError, match="does not start with this model: ValueError: no room for"):
+        engine.load(head_of(1))
+    assert engine.child is None
+
+
+needs_vllm = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vllm is not installed here; `make vllm` runs this"
+)
+
+
+# Its CPU kernels want heads of 32 numbers or more.
+WIDE = {**SHARED, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+TIED = {**SMOL, "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}
+MODELS = {
+    "smollm2": lambda: LlamaForCausalLM(LlamaConfig(**{**SHARED, **TIED})),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**WIDE)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**WIDE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**WIDE, head_dim=32)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**WIDE, sliding_window=4)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**{**GPT2, "n_embd": 64, "n_head": 2})),
+}
+
+
+def make(name: str, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    return MODELS[name]().eval()
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Engines by kind and shape, each started once; the rest of a test is new weights."""
+    made = {}
+
+    def engine(kind: str, family: str):
+        settings = vllm.Settings((256, *EOS_IDS), 64, 10**8, 1)
+        if (kind, family) not in made:
+            made[kind, family] = getattr(vllm, kind)(settings)
+        return made[kind, family]
+
+    yield engine
+    for engine in made.values():
+        if isinstance(engine, vllm.VllmProcess):
+            engine.close()
+
+
+def both(engine, model, episodes, choice, eos_ids, temperature=1.0, limit=12):
+    """The rollouts of the local sampler and of vLLM, on the same weights."""
+    found = []
+    for sampler in (
+        LocalSampler(eos_ids, limit, temperature),
+        EngineSampler(engine, eos_ids, limit, temperature),
+    ):
+        sampler.sync(model, 0)
+        found.append(sampler.run(episodes(), choice))
+    return found
+
+
+def texts(rollout):
+    return [response(rollout, row) for row in range(len(rollout.finish_reasons))]
+
+
+def singles():
+    return [SingleTurn(ids) for ids in PROMPTS]
+
+
+@needs_vllm
+@pytest.mark.parametrize("kind", ["VllmEngine", "VllmProcess"])
+def test_its_greedy_text_follows_new_weights(engines, kind):
+    seen = []
+    for seed in (0, 1, 2):
+        model = make("smollm2", seed)  # a head tied to the embedding
+        local, ours = both(engines(kind, "smollm2"), model, singles, Greedy(), frozenset(EOS_IDS))
+        assert texts(ours) == texts(local)
+        assert ours.finish_reasons == local.finish_reasons
+        torch.testing.assert_close(
+            ours.rollout_log_probs, local.rollout_log_probs, rtol=0, atol=1e-4
+        )
+        seen.append(texts(ours))
+    assert seen[0] != seen[1] != seen[2] != seen[0]
+
+
+@needs_vllm
+@pytest.mark.parametrize("family", [name for name in MODELS if name != "smollm2"])
+def test_other_families_follow_their_weights_too(engines, family):
+    for seed in (0, 1):
+        model = make(family, seed)
+        engine = engines("VllmProcess", family)
+        local, ours = both(engine, model, singles, Greedy(), frozenset(EOS_IDS))
+        assert texts(ours) == texts(local)
+    engine.close()
+
+
+@needs_vllm
+def test_a_shape_that_it_has_not_is_one_sentence():
+    """Windows on some layers and not on others: a family of ours that is none of vLLM's."""
+    model = Qwen2ForCausalLM(Qwen2Config(**WIDE, **WINDOW))
+    engine = vllm.VllmProcess(SETTINGS)
+    with pytest.raises(UserError, match=r"vLLM does not start with this model: .*[Ss]liding"):
+        engine.load(model)
+
+
+@needs_vllm
+def test_an_adapter_is_sampled_with(engines):
+    model = make("smollm2")
+    before = both(engines("VllmProcess", "smollm2"), model, singles, Greedy(), frozenset())[1]
+    add_adapter(model, LoraSection(rank=4), 0, "actor")
+    with torch.no_grad():
+        for weight in learned(model).values():
+            weight.normal_(std=0.3)
+    local, ours = both(engines("VllmProcess", "smollm2"), model, singles, Greedy(), frozenset())
+    assert texts(ours) == texts(local)
+    assert texts(ours) != texts(before)
+
+
+@needs_vllm
+def test_recorded_log_probs_are_the_trainer_s_at_the_run_s_temperature(engines):
+    from tether.data.collate import join
+    from tether.models.policy import Policy
+
+    model, draw = make("smollm2"), Draw(3, "token", 0)
+    _, ours = both(engines("VllmProcess", "smollm2"), model, singles, draw, frozenset(EOS_IDS), 0.6)
+    policy = Policy(model, 0.6, 4096)
+    expected = policy.log_probs(join(ours), ours.response_mask)
+    torch.testing.assert_close(ours.rollout_log_probs, expected, rtol=0, atol=1e-4)
+
+
+@needs_vllm
+def test_rows_are_the_same_alone_and_in_company(engines):
+    sampler = EngineSampler(engines("VllmProcess", "smollm2"), frozenset(EOS_IDS), 12, 1.0)
+    sampler.sync(make("smollm2"), 0)
+    draw = Draw(3, "token", 5)
+    whole = sampler.run(singles(), draw)
+    part = sampler.run(singles()[2:4], draw, numbers=[2, 3])
+    assert texts(part) == texts(whole)[2:4]
+    assert texts(sampler.run(singles(), draw)) == texts(whole)
+    assert texts(sampler.run(singles(), Draw(4, "token", 5))) != texts(whole)
+
+
+@needs_vllm
+def test_tokens_come_as_often_as_the_model_says(engines):
+    model, rows = make("smollm2"), 4000
+    sampler = EngineSampler(engines("VllmProcess", "smollm2"), frozenset(), 1, 1.0)
+    sampler.sync(model, 0)
+    rollout = sampler.run([SingleTurn([5, 9])] * rows, Draw(0, "token", 0))
+    with torch.no_grad():
+        expected = model(torch.tensor([[5, 9]])).logits[0, -1].softmax(0)
+    shares = torch.bincount(rollout.response_ids[:, 0], minlength=len(expected)) / rows
+    error = (expected * (1 - expected) / rows).sqrt()
+    assert ((shares - expected).abs() <= 5 * error + 1e-9).all()
+
+
+@needs_vllm
+def test_a_text_that_ends_a_turn_ends_it_and_costs_nothing_more(byte_tokenizer):
+    settings = vllm.Settings((256,), 64, 10**8, 1, reads_text=True)
+    engine, model = vllm.VllmProcess(settings, byte_tokenizer), make("llama")
+    engine.load(model)
+    [free] = engine.generate([Request([5, 9], 30, 0.0, 0)])
+    text = byte_tokenizer.decode(free.ids)
+    mark = next(text[at : at + 2] for at in range(4, 20) if text[at : at + 2].isascii())
+    [stopped] = engine.generate([Request([5, 9], 30, 0.0, 0, stop=(mark,))])
+    engine.close()
+    assert stopped.ids == free.ids[: len(stopped.ids)]
+    assert byte_tokenizer.decode(stopped.ids).endswith(mark)
+    assert byte_tokenizer.decode(stopped.ids).count(mark) == 1
+
+
+@needs_vllm
+@pytest.mark.parametrize("every", [3, 10])
+def test_several_turns_are_the_local_sampler_s(engines, every):
+    def talks():
+        return [Talk(ids, every) for ids in PROMPTS]
+
+    model, engine = make("smollm2"), engines("VllmProcess", "smollm2")
+    local, ours = both(engine, model, talks, Greedy(), frozenset(EOS_IDS))
+    assert texts(ours) == texts(local)
+    assert ours.response_mask.equal(local.response_mask)
+    assert ours.finish_reasons == local.finish_reasons
