@@ -699,10 +699,6 @@ class LaunchSection(Section):
                 f"tensor_parallel = {self.tensor_parallel} divides the weights, so it needs "
                 f"weights: sharded"
             )
-        if self.tensor_parallel > 1 and self.weights == "replicated":
-            raise ValueError(
-                "launch.tensor_parallel splits the weights: write launch.weights: sharded"
-            )
         return self
 
 
@@ -888,6 +884,12 @@ class Config(RunConfig):
             raise ValueError(
                 f"launch.num_workers is {launch.num_workers}, but an iteration has only "
                 f"{self.rows} rows to share out; raise rollout.prompts or write at most {self.rows}"
+            )
+        adapted = self.model.lora is not None or self.model.critic_lora is not None
+        if launch.tensor_parallel > 1 and adapted:
+            raise ValueError(
+                f"launch.tensor_parallel = {launch.tensor_parallel} does not split layers under an "
+                f"adapter; write 1, or leave model.lora and model.critic_lora out"
             )
         if launch.weights == "sharded" and update.kind == "trpo":
             raise ValueError(

@@ -206,6 +206,12 @@ def test_a_learned_reward_is_planned_for_as_well(planned, shapes):
     assert part(plan, "weights") == 4 * (ACTOR + CRITIC + ACTOR + ACTOR + 32)
 
 
+def test_what_vllm_takes_is_its_own(planned):
+    plan = planned(rollout__sampler="vllm")
+    assert {"key-value cache", "packed weights"}.isdisjoint(whats(plan))
+    assert "not counted" in str(plan.memory_lines())
+
+
 def test_weights_that_do_not_fit_are_not_loaded(tiny_config, monkeypatch):
     monkeypatch.setattr("tether.train.preview._free_bytes", lambda device: 2**10)
     plan = api.check(changed(tiny_config))
@@ -216,13 +222,13 @@ def test_weights_that_do_not_fit_are_not_loaded(tiny_config, monkeypatch):
 @pytest.mark.parametrize(
     ("shape", "ways", "sentence"),
     [
-        ({"num_attention_heads": 4}, 3, "does not divide the model's num_attention_heads = 4"),
+        ({"num_attention_heads": 4}, 3, "does not divide the 4 attention heads"),
         (
             {"num_attention_heads": 4, "num_key_value_heads": 2},
             4,
-            "does not divide the model's num_key_value_heads = 2",
+            "does not divide the 2 key-value heads",
         ),
-        (None, 2, "no plan to divide the layers of a gpt2"),
+        (None, 2, "no plan to split a gpt2 model"),
     ],
 )
 def test_layers_that_do_not_divide_are_refused(tiny_config, tmp_path, shape, ways, sentence):
@@ -251,6 +257,13 @@ def test_layers_that_do_not_divide_are_refused(tiny_config, tmp_path, shape, way
         (
             {"launch": {"num_workers": 2, "tensor_parallel": 2}},
             "launch: tensor_parallel = 2 divides the weights, so it needs weights: sharded",
+        ),
+        (
+            {
+                "launch": {"num_workers": 2, "tensor_parallel": 2, "weights": "sharded"},
+                "model__lora": {"rank": 2},
+            },
+            "launch.tensor_parallel = 2 does not split layers under an adapter",
         ),
         ({"launch": {"num_workers": 13}}, "launch.num_workers is 13, but an iteration has only 12"),
         (

@@ -46,6 +46,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Memory:
+    standing: Moment  # what every moment but that of loading begins with
     moments: list[Moment]
 
     @property
@@ -63,6 +64,7 @@ def plan_memory(d: Demand) -> Memory:
     """Every stretch of an iteration on top of what always lies there."""
     libraries = Part("libraries", LIBRARIES, "imported on the way, and their buffers")
     always = (libraries, _weights(d), _moments(d), *_gathered(d))
+    standing = Moment("standing", always)
     found = [
         *_loading(d),
         Moment("sampling", (*always, *_sampling(d))),
@@ -75,7 +77,7 @@ def plan_memory(d: Demand) -> Memory:
             step = (*always, learning[0], _summed(d, role), _rows(d))
             found.append(Moment(f"{role} step", step))
     found.append(Moment("checkpoint", (*always, *_saving(d))))
-    return Memory(found)
+    return Memory(standing, found)
 
 
 def _loading(d: Demand) -> list[Moment]:
@@ -116,6 +118,9 @@ def _rows(d: Demand) -> Part:
 def _sampling(d: Demand) -> list[Part]:
     c, model = d.config, d.networks.actor
     found = []
+    objects = d.sampled_rows * c.rollout.max_response_tokens * OBJECTS_A_TOKEN
+    if c.rollout.sampler == "vllm":
+        return [Part("sampled tokens", objects, "vLLM's own weights and cache are not counted")]
     if c.model.lora is not None:
         size = merged_bytes(model, d.device)
         found.append(Part("merged adapter", size, "the layers that it is on, with it in them"))
@@ -125,7 +130,6 @@ def _sampling(d: Demand) -> list[Part]:
     capacity = d.longest_row + 1
     cache = d.slots * capacity * _cache_bytes(d)
     found.append(Part("key-value cache", cache, f"{d.slots} rows of {capacity} tokens"))
-    objects = d.sampled_rows * c.rollout.max_response_tokens * OBJECTS_A_TOKEN
     length = min(d.longest_prompt, PREFILL_TOKENS)
     batch = Batch(max(1, min(d.sampled_rows, PREFILL_TOKENS // length)), length, 0)
     prompts = peak_of_reading(Reader(trunk(model), d.device), batch)

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from transformers import PreTrainedConfig
-
 from tether.config import Config
 from tether.dist.environment import launched_size
+from tether.dist.tensor_parallel import refuse_unshareable
 from tether.errors import UserError
 from tether.train.cost import Cost, memory_bandwidth, operations, sent
 from tether.train.demand import Demand
-from tether.train.memory import Memory, plan_memory
+from tether.train.memory import Memory, Moment, Part, plan_memory
 from tether.train.networks import Networks, Size, networks_of, outline_networks
 from tether.train.roles import Roles, pick_device
 from tether.train.units import byte_text, si, time_text
@@ -125,10 +124,8 @@ class Plan:
         """What lies in the memory of a process, then how much of it at once."""
         memory = self.memory
         parts = [(part.what, byte_text(part.size), part.because) for part in memory.parts]
-        moments = [
-            (f"= {moment.when}", byte_text(moment.size), " + ".join(p.what for p in moment.parts))
-            for moment in memory.moments
-        ]
+        moments = [_moment(memory.standing, ())]
+        moments += [_moment(moment, memory.standing.parts) for moment in memory.moments]
         peak = ("peak", byte_text(memory.peak.size), f"in {memory.peak.when}")
         return [*parts, *moments, peak]
 
@@ -219,22 +216,14 @@ def check_layers_divide(config: Config, networks: Networks) -> None:
     models = (networks.actor, networks.critic and networks.critic.trunk, networks.reference)
     for model in models:
         if ways > 1 and model is not None:
-            _check_heads_divide(model.config, ways)
+            refuse_unshareable(model.config, ways)
 
 
-def _check_heads_divide(model: PreTrainedConfig, ways: int) -> None:
-    if not getattr(model, "base_model_tp_plan", None):
-        raise UserError(
-            f"launch.tensor_parallel is {ways}, but transformers has no plan to divide the layers "
-            f"of a {model.model_type}; write 1."
-        )
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(model, name, None)
-        if heads is not None and heads % ways:
-            raise UserError(
-                f"launch.tensor_parallel is {ways}, which does not divide the model's {name} = "
-                f"{heads}; write a number that does."
-            )
+def _moment(moment: Moment, standing: tuple[Part, ...]) -> Line:
+    begins = standing and moment.parts[: len(standing)] == standing
+    rest = moment.parts[len(standing) :] if begins else moment.parts
+    names = [*(["standing"] if begins else []), *(part.what for part in rest)]
+    return f"= {moment.when}", byte_text(moment.size), " + ".join(names)
 
 
 def _operations(cost: Cost) -> str:
