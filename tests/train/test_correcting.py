@@ -124,7 +124,11 @@ def test_a_run_with_weights_of_one_is_the_run_without(scored_config, tmp_path):
             rollout__correction=correction,
             data__heldout=None,
         )
-        runs.append(read_jsonl(tether.train(config, reward=distinct_letters).run / "metrics.jsonl"))
+        run = tether.train(config, reward=distinct_letters).run
+        runs.append(read_jsonl(run / "metrics.jsonl"))
+        [row, *_] = read_jsonl(run / "rollouts" / "000000.jsonl")
+        assert ("correction_weights" in row) == (correction is not None)
+    assert row["correction_weights"] == pytest.approx([1.0] * len(row["response_ids"]), abs=1e-4)
     for plain, corrected in zip(*runs, strict=True):
         assert corrected["rollout/effective_share"] == pytest.approx(1.0, abs=1e-6)
         assert corrected["actor/pg_loss"] == pytest.approx(plain["actor/pg_loss"], abs=1e-4)

@@ -67,6 +67,7 @@ def effective_share(d: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) ->
     """(sum w)^2 / (n sum w^2) of w = e^d, uncapped: the share of the n samples that are worth as
     much as samples of pi_old itself. 1 where all weights are equal, and where there are none."""
     # A common factor cancels, so the largest weight may be 1 and nothing overflows.
-    weights = torch.where(mask, (d - torch.where(mask, d, -torch.inf).amax()).exp(), 0.0)
+    largest = torch.where(mask, d, -torch.inf).amax()
+    weights = torch.where(mask, (d - largest).double().exp(), 0.0)
     share = weights.sum() ** 2 / (mask.sum() * (weights**2).sum())
     return torch.where(mask.any(), share, 1.0)

@@ -28,6 +28,8 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
         "returns": e.returns,
         "policy_advantages": e.policy_advantages,
     }
+    if config.rollout.may_mismatch:
+        per_token["correction_weights"] = e.correction_weights
     whitening = {
         "mean": _number(moments.mean),
         "variance": _number(moments.variance),
