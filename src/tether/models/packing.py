@@ -5,14 +5,15 @@ a small part of the work; a sampler reads the same weights at every token, for f
 are put in order once, with the operators that torch's own compiler uses.
 """
 
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-WORTH_PACKING = 2**17  # weights of a layer; smaller ones stay in the processor's cache anyway
+from tether.models.products import ON_BOARD, OneDnnLinear
+
+WORTH_PACKING = 2**16  # weights of a layer; smaller ones stay in the processor's cache anyway
 TYPICAL_ROWS = 64
 
 
@@ -34,12 +35,11 @@ def packed(model: nn.Module) -> Iterator[None]:
 
 def _can_be_packed(module: nn.Module) -> bool:
     return (
-        type(module) is nn.Linear
+        type(module) in (nn.Linear, OneDnnLinear)
         and module.weight.numel() >= WORTH_PACKING
         and module.weight.device.type == "cpu"
         and module.weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and platform.machine() in ("x86_64", "AMD64")
+        and ON_BOARD
     )
 
 
