@@ -7,12 +7,9 @@ trunk and head. B starts at zero, so a fresh adapter changes no bit of the model
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MethodType
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -21,7 +18,6 @@ from tether.algo.random import uniform
 from tether.config import LoraSection
 from tether.errors import UserError
 from tether.models.forward import trunk
-from tether.models.products import OneDnnLinear, Product, by_onednn, product
 
 NAME = "default"  # peft's own; there is one adapter a model
 
@@ -44,8 +40,6 @@ def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int, role: str)
     inject_adapter_in_model(settings, network)
     model.eval()
     for number, layer in enumerate(_layers(model)):
-        if type(layer.get_base_layer()) is OneDnnLinear:
-            layer.forward = MethodType(_read, layer)
         _begin(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
 
 
@@ -80,45 +74,6 @@ def adapter_merged(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for weight, data in zip(bases, aside, strict=True):
             weight.data = data
-
-
-def _read(layer: nn.Module, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows columns"]:
-    """peft's forward, without a tensor of its own for each step of the sum."""
-    base = layer.get_base_layer()
-    a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
-    plain = not (layer.disable_adapters or layer.merged or base.weight.requires_grad)
-    if not (plain and by_onednn(x, base.weight) and a.dtype == x.dtype):
-        return type(layer).forward(layer, x)
-    y = Beside.apply(x.flatten(0, -2), base.weight, base.bias, a, b, layer.scaling[NAME])
-    return y.unflatten(0, x.shape[:-1])
-
-
-class Beside(torch.autograd.Function):
-    """x W^T + bias + scale x A^T B^T, where W and the bias do not learn."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Float[Tensor, "rows width"],
-        weight: Float[Tensor, "columns width"],
-        bias: Float[Tensor, " columns"] | None,
-        a: Float[Tensor, "rank width"],
-        b: Float[Tensor, "columns rank"],
-        scale: float,
-    ) -> Float[Tensor, "rows columns"]:
-        ctx.save_for_backward(x, weight, a, b)
-        ctx.scale = scale
-        return product(x, weight, bias).addmm_(x @ a.T, b.T, alpha=scale)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Float[Tensor, "rows columns"]) -> tuple[Tensor | None, ...]:
-        x, weight, a, b = ctx.saved_tensors
-        by_thin = ctx.scale * (gradient @ b)
-        by_x = None
-        if ctx.needs_input_grad[0]:
-            by_x = Product.apply(gradient, weight.T, None).addmm_(by_thin, a)
-        by_b = ctx.scale * (gradient.T @ (x @ a.T))
-        return by_x, None, None, by_thin.T @ x, by_b, None
 
 
 def merge_adapter(model: PreTrainedModel) -> None:
