@@ -53,9 +53,36 @@ def test_values_and_gradients_are_autograds(monkeypatch, bias, temperature, part
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("piece", [1, 2, 5])
+@pytest.mark.parametrize("block", [1, 2])
+def test_pieces_and_blocks_change_no_value_and_no_gradient(monkeypatch, piece, block):
+    monkeypatch.setattr(heads, "PIECE_LOGITS", piece * VOCABULARY)
+    monkeypatch.setattr(heads, "BLOCK_LOGITS", block * VOCABULARY)
+    head, states, ids, mask, weights = problem(True)
+    found = token_log_probs_and_entropies(head, states, ids, mask, 0.6)
+    expected = by_autograd(head, states, ids, mask, 0.6)
+    own = gradients(found, weights, (0, 1), states, head)
+    theirs = gradients(expected, weights, (0, 1), states, head)
+    for a, b in zip([*found, *own], [*expected, *theirs], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_two_graphs_at_once_have_rooms_of_their_own():
+    """The second forward runs before the first backward, and after a room was given back."""
+    head, states, ids, mask, weights = problem(False)
+    expected = gradients(by_autograd(head, states, ids, mask, 1.0), weights, (0,), states, head)
+    for _ in range(2):
+        first = token_log_probs_and_entropies(head, states, ids, mask, 1.0)
+        second = token_log_probs_and_entropies(head, 2 * states, ids, mask, 1.0)
+        own = gradients(first, weights, (0,), states, head)
+        for a, b in zip(own, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+        gradients(second, weights, (0,), states, head)
+
+
 @pytest.mark.parametrize("cells", [1, 4, 1000])
 def test_full_kl_and_its_gradient_are_autograds_in_any_number_of_chunks(monkeypatch, cells):
-    monkeypatch.setattr(heads, "CHUNK_LOGITS", cells * VOCABULARY)
+    monkeypatch.setattr(heads, "PIECE_LOGITS", cells * VOCABULARY)
     head, states, _, mask, weights = problem(True)
     other, other_states, *_ = problem(True)
     other.weight.data += 0.3

@@ -64,9 +64,9 @@ def token_log_probs_and_entropies(
 class ReadTokens(torch.autograd.Function):
     """log p(id) and the entropy of some cells, with the softmax's derivative in closed form.
 
-    Autograd would keep half a dozen tensors of cells x vocabulary. Here the logits turn in place
-    into probabilities, and these in the backward pass into the logits' gradient. With `keep` they
-    wait for it in memory; without it they are made a second time.
+    Autograd would keep half a dozen tensors of cells x vocabulary. Here there are the
+    probabilities alone, which the backward pass turns in place into the logits' gradient. With
+    `keep` they wait for it in memory; without it they are made a second time.
     """
 
     @staticmethod

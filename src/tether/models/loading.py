@@ -29,6 +29,7 @@ from tether import assets
 from tether.errors import UserError
 from tether.models.foreign import refuse_foreign
 from tether.models.forward import logits_are_the_heads
+from tether.models.products import use_onednn
 from tether.run.checkpoints import latest_checkpoint
 from tether.run.directory import is_run
 
@@ -199,6 +200,7 @@ def _load(auto: type, name: str, dtype: str, device: torch.device, hub: bool) ->
         raise UserError(f"{name} holds NaN or infinite weights; it cannot be trained or sampled.")
     if dtype == "float64":
         _norm_in_float64(model)
+    use_onednn(model)
     return model.eval().to(device)
 
 

@@ -5,7 +5,6 @@ a small part of the work; a sampler reads the same weights at every token, for f
 are put in order once, with the operators that torch's own compiler uses.
 """
 
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tether.models.heap import taken
+from tether.models.products import ON_BOARD, OneDnnLinear
 
-WORTH_PACKING = 2**17  # weights of a layer; smaller ones stay in the processor's cache anyway
+WORTH_PACKING = 2**16  # weights of a layer; smaller ones stay in the processor's cache anyway
 TYPICAL_ROWS = 64
 
 
@@ -36,26 +36,22 @@ def packed(model: nn.Module) -> Iterator[None]:
 
 def packed_bytes(model: nn.Module, device: str) -> int:
     """What `packed` takes beside a model's own weights on a kind of device."""
-    if device != "cpu" or not _packs_here():
+    if device != "cpu" or not ON_BOARD:
         return 0
     layers = [module for module in model.modules() if _is_worth_packing(module)]
     return sum(taken(layer.weight.nbytes, device) for layer in layers)
 
 
 def _can_be_packed(module: nn.Module) -> bool:
-    return _is_worth_packing(module) and module.weight.device.type == "cpu" and _packs_here()
+    return _is_worth_packing(module) and module.weight.device.type == "cpu" and ON_BOARD
 
 
 def _is_worth_packing(module: nn.Module) -> bool:
     return (
-        type(module) is nn.Linear
+        type(module) in (nn.Linear, OneDnnLinear)
         and module.weight.numel() >= WORTH_PACKING
         and module.weight.dtype == torch.float32
     )
-
-
-def _packs_here() -> bool:
-    return torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
 
 def _reader(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
