@@ -40,6 +40,7 @@ from tether.models.adapters import add_adapter, learned
 from tether.models.critic import Critic
 from tether.models.forward import recompute_in_backward
 from tether.models.policy import Policy
+from tether.models.reference import AdapterOffReference
 from tether.models.reward_model import RewardModel, decoder_head
 from tether.train.optimizer import Optimizer
 from tether.train.updates.minibatches import Terms, Walk, walk_minibatches
@@ -156,7 +157,11 @@ def learn(kind: str) -> dict:
         loss = weighted_sum(errors**2, batch.weights)
         return Terms(loss, {"loss": loss})
 
-    found = {"log-probs before": policy.log_probs(sequences, mask).numpy()}
+    found = {}
+    if "lora" in kind:  # before anyone reads with the adapter
+        zeros = torch.zeros_like(told.old_log_probs)
+        found["base"] = AdapterOffReference(policy).log_probs(sequences, mask, zeros).numpy()
+    found["log-probs before"] = policy.log_probs(sequences, mask).numpy()
     reports = Report(), Report()
     walk_minibatches(told, walk("actor"), optimizer, policy_terms, reports[0])
     walk_minibatches(told, walk("critic"), critic_optimizer, value_terms, reports[1])
@@ -302,7 +307,6 @@ def test_a_reward_model_in_parts_gives_the_same_scores(kind):
 SHARDED = {"launch__weights": "sharded"}
 RUNS = {
     "shared trunk": {"critic": {"shared_trunk": True}, "kl__refresh_reference_every": 1},
-    # The reference, which is the actor with its adapter off, is the first to be read.
     "lora": {
         "model__lora": {"rank": 2},
         "model__critic_lora": {"rank": 2},
@@ -383,9 +387,10 @@ def stale() -> float:
         for weight in other.parameters():
             weight.data += 0.1
         shard(model, model.base_model, called=model.base_model)
+        weights = list(model.parameters())  # as an optimizer holds them
         policy, told = Policy(model, 1.0, 20), experience()
         policy.log_probs(told.sequences, told.response_mask)
-        for weight, new in zip(model.parameters(), other.parameters(), strict=True):
+        for weight, new in zip(weights, other.parameters(), strict=True):
             put(weight, new)
         found = policy.log_probs(told.sequences, told.response_mask)
         expected = Policy(other, 1.0, 20).log_probs(told.sequences, told.response_mask)
