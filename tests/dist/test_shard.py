@@ -340,7 +340,11 @@ def test_runs_with_weights_in_parts_are_those_with_whole_ones(ragged):  # noqa: 
 def test_a_run_goes_on_however_its_weights_lie(ragged):  # noqa: F811
     """One iteration on two processes, one alone, one on two again; a critic, a reference."""
     full = changed(
-        ragged, kl__in_loss={"coef": 0.1, "estimator": "full"}, actor__epochs=1, critic__epochs=1
+        ragged,
+        kl__in_loss={"coef": 0.1, "estimator": "full"},
+        actor__epochs=1,
+        critic__epochs=1,
+        train__iterations=3,
     )
     one = train(at(full, "one"))
     first, second, third = (at(full, "run", **SHARDED, train__iterations=n) for n in (1, 2, 3))

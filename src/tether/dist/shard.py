@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.dist.parts import gathered
@@ -81,13 +81,9 @@ def _call_through(root: nn.Module, trunk: nn.Module) -> None:
 
 
 def _set_up(root: nn.Module) -> None:
-    """FSDP sets itself up in the first pass. It is one over nothing, here: what does not fit shows
-    now, and every weight learns that is to learn, whatever is switched off in the pass to come."""
+    """FSDP sets itself up in the first pass; here it is one over nothing, so what does not fit shows
+    before anything has run, and `let_go` may be called at any time."""
     root.read_nothing = lambda: None
     register_fsdp_forward_method(root, "read_nothing")
     root.read_nothing()
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            module.unshard()
-            module.reshard()
     root.reset_iter_state()
