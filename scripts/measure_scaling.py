@@ -42,7 +42,11 @@ RAGGED = {
     "actor.minibatch_rows": 20,
     "critic.minibatch_rows": 20,
     "actor.schedule": "constant",
+    # With few rows the recipe's own rates are so high that rounding grows tenfold an iteration.
+    "actor.lr": 1e-4,
+    "critic.lr": 3e-4,
 }
+LOSSES_AND_SCORES = ("_loss", "score/", "kl/")
 GRPO = {"advantage.estimator": "grpo", "critic.minibatch_rows": "null", "critic.lr": "null"}
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "clip": {},
@@ -84,8 +88,10 @@ def call(command: list[str]) -> None:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
 
 
-def difference(one: Path, other: Path, iterations: int = ITERATIONS) -> float:
-    """The largest relative one in any metric of any of the first iterations."""
+def difference(
+    one: Path, other: Path, iterations: int = ITERATIONS, names: tuple[str, ...] = ("",)
+) -> float:
+    """The largest relative one of the first iterations, in metrics whose names have one of these."""
     a, b = (read_lines(folder / "metrics.jsonl")[:iterations] for folder in (one, other))
     if not len(a) == len(b) == iterations:
         raise SystemExit(f"{one} and {other} have {len(a)} and {len(b)} iterations")
@@ -93,7 +99,7 @@ def difference(one: Path, other: Path, iterations: int = ITERATIONS) -> float:
         abs(x[name] - y[name]) / max(1.0, abs(x[name]))
         for x, y in zip(a, b, strict=True)
         for name in x
-        if isinstance(x[name], float)
+        if isinstance(x[name], float) and any(part in name for part in names)
     )
 
 
@@ -114,7 +120,7 @@ def same(scratch: Path) -> tuple[list[str], bool]:
         torchrun_found = [
             difference(one, run(scratch / f"{kind}-torchrun", exact, 2)),
             difference(recorded, by_torchrun, 1),
-            difference(recorded, replayed),
+            difference(recorded, replayed, names=LOSSES_AND_SCORES),
         ]
         ray_found = [
             difference(one, run(scratch / f"{kind}-ray", {**exact, **RAY})),
@@ -122,7 +128,7 @@ def same(scratch: Path) -> tuple[list[str], bool]:
             difference(by_torchrun, by_ray),
         ]
         rows.append([f"{kind}, torchrun", *(f"{x:.0e}" for x in torchrun_found)])
-        rows[-1][-1] += "  on replayed rollouts"
+        rows[-1][-1] += "  losses and scores on replayed rollouts"
         rows.append([f"{kind}, Ray", *(f"{x:.0e}" for x in ray_found)])
         rows[-1][-1] += "  against torchrun's two"
         print(rows[-2:], flush=True)
