@@ -91,7 +91,7 @@ def call(command: list[str]) -> None:
 def difference(
     one: Path, other: Path, iterations: int = ITERATIONS, names: tuple[str, ...] = ("",)
 ) -> float:
-    """The largest relative one of the first iterations, in metrics with one of these in their name."""
+    """The largest relative one of these iterations, in metrics whose names hold one of these."""
     a, b = (read_lines(folder / "metrics.jsonl")[:iterations] for folder in (one, other))
     if not len(a) == len(b) == iterations:
         raise SystemExit(f"{one} and {other} have {len(a)} and {len(b)} iterations")
