@@ -139,3 +139,13 @@ def test_a_very_unlikely_token_keeps_its_log_prob():
     ids, mask = torch.tensor([[1]]), torch.tensor([[True]])
     log_probs, _ = token_log_probs_and_entropies(head, torch.zeros(1, 1, 1), ids, mask, 1.0)
     assert float(log_probs.detach()) == pytest.approx(-200.0, abs=1e-4)
+
+
+def test_room_kept_on_one_device_is_not_lent_to_another():
+    """A plan runs the heads on `meta` tensors in the process that has trained on a CPU."""
+    for device in ("cpu", "meta"):
+        weight, states = (torch.zeros(n, 4, device=device, requires_grad=True) for n in (9, 3))
+        ids = torch.zeros(3, dtype=torch.long, device=device)
+        log_probs, _ = heads.ReadTokens.apply(states, weight, None, ids, 1.0, True)
+        log_probs.sum().backward()
+        assert weight.grad.device.type == device

@@ -207,7 +207,8 @@ def borrow(
     page of a new one, which takes longer than the arithmetic."""
     size, float_type = cells * vocabulary, _float_type(states)
     for i, room in enumerate(_at_hand):
-        if room.dtype == float_type and len(room) >= size:
+        fits = room.dtype == float_type and room.device == states.device
+        if fits and len(room) >= size:
             return _at_hand.pop(i)[:size].view(cells, vocabulary)
     return torch.empty(cells, vocabulary, dtype=float_type, device=states.device)
 

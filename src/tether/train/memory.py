@@ -6,6 +6,7 @@ from functools import partial
 from tether.config import PenaltyUpdate, TrpoUpdate
 from tether.models.adapters import merged_bytes
 from tether.models.forward import trunk
+from tether.models.heads import cells_at_once
 from tether.models.packing import packed_bytes
 from tether.models.rehearsal import Batch, Reader, peak_of_learning, peak_of_reading
 from tether.rollout.local import PREFILL_TOKENS
@@ -67,16 +68,17 @@ def plan_memory(d: Demand) -> Memory:
     standing = Moment("standing", always)
     found = [
         *_loading(d),
-        Moment("sampling", (*always, *_sampling(d))),
-        Moment("forward passes", (*always, *_whole_layers(d, learn=False), _reading(d), _rows(d))),
+        Moment("sampling", (*always, *_room(d), *_sampling(d))),
+        Moment("forward passes", (*always, *_room(d), *_whole_layers(d), _reading(d), _rows(d))),
     ]
     for role in reversed(d.learners):
         learning = _learning(d, role)
-        found.append(Moment(f"{role} update", (*always, *learning, _rows(d))))
+        room = _room(d) if role == "critic" else []  # the actor's activations have it in them
+        found.append(Moment(f"{role} update", (*always, *room, *learning, _rows(d))))
         if d.replicas > 1 and d.shards == 1:
             step = (*always, learning[0], _summed(d, role), _rows(d))
             found.append(Moment(f"{role} step", step))
-    found.append(Moment("checkpoint", (*always, *_saving(d))))
+    found.append(Moment("checkpoint", (*always, *_room(d), *_saving(d))))
     return Memory(standing, found)
 
 
@@ -106,6 +108,16 @@ def _gathered(d: Demand) -> list[Part]:
     if d.shards * d.layer_ways == 1:
         return []
     return [Part("sampler's copy", d.actor.weight_bytes, "the actor whole, on every process")]
+
+
+def _room(d: Demand) -> list[Part]:
+    """What `models.heads` keeps on a CPU from one actor's microbatch to the next."""
+    if d.device != "cpu":
+        return []
+    head, batch = d.networks.actor.get_output_embeddings(), d.microbatch("actor")
+    cells = min(batch.rows * batch.response, cells_at_once(head))
+    size = cells * head.out_features * _float_bytes(d)
+    return [Part("room for probabilities", size, f"{cells} x {head.out_features} of the actor's")]
 
 
 def _rows(d: Demand) -> Part:
@@ -192,7 +204,7 @@ def _learner(d: Demand, role: Learner) -> Reader:
     return Reader(trunk(n.actor), d.device, policy=head, value=value)
 
 
-def _whole_layers(d: Demand, learn: bool) -> list[Part]:
+def _whole_layers(d: Demand, learn: bool = False) -> list[Part]:
     """FSDP gathers the layer at hand and the one after it, and for the whole of a pass what lies
     outside the layers; gradients are whole until they are sent off."""
     if d.shards == 1:
