@@ -55,6 +55,25 @@ CASES = {
         },
         rollout={"prompts": 2, "samples_per_prompt": 2, "max_response_tokens": 400},
     ),
+    "replicated": Case(
+        "the first on two processes, weights replicated",
+        {**SMALL, "num_attention_heads": 8, "num_key_value_heads": 8},
+        {"actor.microbatch_tokens": 512, "critic.microbatch_tokens": 512, "launch.num_workers": 2},
+        processes=2,
+        rollout={"prompts": 4, "samples_per_prompt": 2, "max_response_tokens": 80},
+    ),
+    "sharded": Case(
+        "the same, weights sharded",
+        {**SMALL, "num_attention_heads": 8, "num_key_value_heads": 8},
+        {
+            "actor.microbatch_tokens": 512,
+            "critic.microbatch_tokens": 512,
+            "launch.num_workers": 2,
+            "launch.weights": "sharded",
+        },
+        processes=2,
+        rollout={"prompts": 4, "samples_per_prompt": 2, "max_response_tokens": 80},
+    ),
     "bfloat16": Case(
         "grpo in bfloat16",
         {**LARGE, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8},

@@ -82,6 +82,8 @@ def test_sharded_weights_are_divided_by_the_processes(planned):
     layer, outside = 4 * (MATRICES // 2 + 64), 4 * (260 * 32 + 32)
     assert part(plan, "whole layers") == 2 * layer + outside
     assert part(plan, "whole layers, learning") == 3 * layer + 2 * outside
+    [loading] = [moment for moment in plan.memory.moments if moment.when == "loading"]
+    assert loading.size == pytest.approx(4 * (2 * ACTOR + CRITIC) * 4 / 3, abs=3)
     saved = 3 * 4 * (ACTOR + CRITIC)
     assert part(plan, "checkpoint's share") == saved // 3 + 4 * 260 * 32
 

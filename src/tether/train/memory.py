@@ -87,7 +87,8 @@ def _loading(d: Demand) -> list[Moment]:
     if d.shards * d.layer_ways == 1:
         return []
     size = sum(role.weight_bytes for role in d.roles.values())
-    return [Moment("loading", (Part("whole models", size, "before they are divided"),))]
+    whole = Part("whole models", size, "before they are divided")
+    return [Moment("loading", (whole, _weights(d)))]
 
 
 def _weights(d: Demand) -> Part:
