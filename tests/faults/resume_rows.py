@@ -33,8 +33,7 @@ WORKERS = 2
 # What a save does that a kill could fall between.
 STEPS_OF_A_SAVE = (
     *("os:fsync", "os:rename", "os:replace", "shutil:rmtree"),
-    *("tether.train.checkpoint:save_file", "tether.train.checkpoint:save_model"),
-    "tether.run.checkpoints:_sha256",
+    *("tether.train.tensors:save_file", "tether.run.checkpoints:_sha256"),
 )
 SAVE = "tether.train.loop:save_checkpoint"
 RESUMED = 5  # every so many of R2's runs; 5 shares no factor with the steps of a save
