@@ -21,7 +21,7 @@ smollm2: $(VENV)/.installed  ## fetch SmolLM2-135M-Instruct for the recipe `smol
 	$(BIN)/python scripts/fetch_smollm2.py
 
 test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
-	$(BIN)/python -m pytest -m "not learn" --numprocesses 2
+	$(BIN)/python -m pytest -m "not learn" --numprocesses 2 --dist worksteal
 
 faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, counted (under an hour)
 	$(BIN)/python scripts/faults.py --write
