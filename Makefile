@@ -21,7 +21,7 @@ smollm2: $(VENV)/.installed  ## fetch SmolLM2-135M-Instruct for the recipe `smol
 	$(BIN)/python scripts/fetch_smollm2.py
 
 test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
-	$(BIN)/python -m pytest -m "not learn" --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not learn and not slow" --numprocesses 2 --dist worksteal
 
 faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, counted (under an hour)
 	$(BIN)/python scripts/faults.py --write
@@ -51,6 +51,7 @@ profile: $(VENV)/.installed-dev  ## where the time of an iteration goes, into do
 	$(BIN)/python -m bench.profile
 
 scaling: $(VENV)/.installed-dev  ## several processes against one, and what they cost, into docs/
+	$(BIN)/python -m pytest -m slow
 	$(BIN)/python scripts/measure_scaling.py --write
 
 starter: $(VENV)/.installed  ## rebuild the starter models and their data from nothing

@@ -65,7 +65,13 @@ def same_but_for_rounding(shown: str, printed: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("page", guide.pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def quick_or_slow(page: Path) -> object:
+    """The plan of a model of 70B takes a while."""
+    marks = [pytest.mark.slow] if page.name == "scaling.md" else []
+    return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("page", map(quick_or_slow, guide.pages()))
 def test_a_page_shows_what_its_commands_print(page):
     shown = read(page)
     fresh = guide.with_demo_table(guide.refreshed(shown, guide.output_of))

@@ -143,7 +143,7 @@ def test_a_signal_to_one_ends_all_with_their_state_saved(endless):
     with running(2, endless) as run:
         run.wait_for_iterations(1)
         os.kill(run.processes[1].pid, signal.SIGTERM)
-        ends = [run.wait(rank, 20) for rank in range(2)]
+        ends = [run.wait(rank, 60) for rank in range(2)]
         done = len(run.lines())
         assert ends == [f"done {done} SIGTERM"] * 2
         assert (run.run / "checkpoints" / "LATEST").read_text() == f"{done:06d}\n"

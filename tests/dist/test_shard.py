@@ -104,6 +104,7 @@ def experience() -> Experience:
         advantages=zeros,
         returns=drawn[1],
         policy_advantages=drawn[2],
+        correction_weights=torch.ones_like(zeros),
     )
 
 
