@@ -1,6 +1,6 @@
 """The arithmetic recipe alone, by torchrun and on Ray: the same numbers? And how fast?
 
-    python scripts/measure_scaling.py [--only same|resume|killed|speed] [--write]
+    python scripts/measure_scaling.py [--only same|resume|speed] [--write]
 
 Every run is the command that a user would type, in processes of its own. With --write the tables go
 into docs/scaling.md. Exits 1 if numbers differ by more than the document says.
@@ -9,11 +9,9 @@ into docs/scaling.md. Exits 1 if numbers differ by more than the document says.
 import argparse
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -22,9 +20,7 @@ from typing import Any
 from measure import machine, paste
 
 from tether.cli.text import table
-from tether.run.checkpoints import latest_checkpoint
 from tether.run.reader import read_lines
-from tether.train.tensors import read_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "scaling.md"
@@ -149,39 +145,6 @@ def resume(scratch: Path) -> tuple[list[str], bool]:
     return table(rows).splitlines(), fine
 
 
-def killed(scratch: Path) -> tuple[list[str], bool]:
-    """A Ray worker dies of kill -9 in mid-run; the run ends by itself with the same weights."""
-    fields = {**RAGGED, **RAY, "train.checkpoint_every": 2}
-    quiet = run(scratch / "undisturbed", fields)
-    folder = scratch / "killed"
-    shutil.rmtree(folder, ignore_errors=True)
-    words = ["train", "arithmetic", *options({**fields, "run.dir": folder})]
-    began = time.monotonic()
-    process = subprocess.Popen([*PYTHON, "-m", "tether", *words], stdout=subprocess.DEVNULL)
-    while len(read_lines(folder / "metrics.jsonl") if folder.exists() else []) < 5:
-        time.sleep(0.2)
-        if process.poll() is not None:
-            raise SystemExit("the run ended before a worker could be killed")
-    victim = ray_workers(folder)[-1]
-    os.kill(victim, signal.SIGKILL)
-    code = process.wait()
-    a, b = (read_tensors(latest_checkpoint(f) / "actor/model.safetensors") for f in (quiet, folder))
-    same_weights = a.keys() == b.keys() and all(bool((a[k] == b[k]).all()) for k in a)
-    attempts = {event["attempt"] for event in read_lines(folder / "events.jsonl")}
-    lines = [
-        f"a worker killed with kill -9 after iteration 5: exit code {code}, "
-        f"{len(attempts)} attempts, {time.monotonic() - began:.0f} s in all,",
-        f"final weights {'' if same_weights else 'NOT '}bit for bit those of an undisturbed run",
-    ]
-    return lines, code == 0 and same_weights
-
-
-def ray_workers(folder: Path) -> list[int]:
-    """Processes that hold Ray workers of this run: those whose work is in its process title."""
-    found = subprocess.run(["pgrep", "-f", "RayTrainWorker"], capture_output=True, text=True)
-    return sorted(int(pid) for pid in found.stdout.split())
-
-
 def speed(scratch: Path) -> tuple[list[str], bool]:
     """Rows a second: one process of two threads, two of one; alternating, medians."""
     fields = {"train.iterations": 6, "train.eval_prompts": 8, "train.checkpoint_every": 0}
@@ -205,7 +168,6 @@ def speed(scratch: Path) -> tuple[list[str], bool]:
 PARTS: Mapping[str, Callable[[Path], tuple[list[str], bool]]] = {
     "same": same,
     "resume": resume,
-    "killed": killed,
     "speed": speed,
 }
 
