@@ -71,7 +71,7 @@ def quick_or_slow(page: Path) -> object:
     return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("page", map(quick_or_slow, guide.pages()))
+@pytest.mark.parametrize("page", [quick_or_slow(page) for page in guide.pages()])
 def test_a_page_shows_what_its_commands_print(page):
     shown = read(page)
     fresh = guide.with_demo_table(guide.refreshed(shown, guide.output_of))

@@ -51,7 +51,7 @@ def part(plan, what: str) -> int:
     return found
 
 
-def whats(plan) -> set[str]:
+def shown(plan) -> set[str]:
     return {part.what for part in plan.memory.parts}
 
 
@@ -68,7 +68,7 @@ def test_a_process_alone_holds_all_of_it(planned):
     longest = max(len(f"{a}+{b}=?") for a in range(6) for b in (1, 22, 333)) + 2
     assert plan.longest_prompt == longest
     assert part(plan, "key-value cache") == 12 * (longest + 8 + 1) * 2 * 2 * 32 * 4
-    assert "sampler's copy" not in whats(plan)
+    assert "sampler's copy" not in shown(plan)
     assert plan.sent_lines() == plan.time_lines() == []
     assert plan.notes
 
@@ -210,7 +210,7 @@ def test_a_learned_reward_is_planned_for_as_well(planned, shapes):
 
 def test_what_vllm_takes_is_its_own(planned):
     plan = planned(rollout__sampler="vllm")
-    assert {"key-value cache", "packed weights"}.isdisjoint(whats(plan))
+    assert {"key-value cache", "packed weights"}.isdisjoint(shown(plan))
     assert "not counted" in str(plan.memory_lines())
 
 
