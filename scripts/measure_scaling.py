@@ -147,9 +147,9 @@ def resume(scratch: Path) -> tuple[list[str], bool]:
 
 def speed(scratch: Path) -> tuple[list[str], bool]:
     """Rows a second: one process of two threads, two of one; alternating, medians."""
-    fields = {"train.iterations": 6, "train.eval_prompts": 8, "train.checkpoint_every": 0}
+    fields = {"train.iterations": 5, "train.eval_prompts": 8, "train.checkpoint_every": 0}
     times: dict[str, list[Mapping[str, float]]] = {"1 × 2 threads": [], "2 × 1 thread": []}
-    for _ in range(3):
+    for _ in range(2):
         for name, processes, threads in (("1 × 2 threads", 1, 2), ("2 × 1 thread", 2, 1)):
             folder = run(scratch / f"speed-{processes}", {**fields, "threads": threads}, processes)
             times[name] += read_lines(folder / "timings.jsonl")[1:]  # the first one warms up
