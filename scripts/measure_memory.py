@@ -165,7 +165,7 @@ def measured(recipe: Path, run: Path, processes: int = 1) -> int:
 def compare(case: Case, folder: Path) -> list[str]:
     """A line of the table."""
     from tether import api
-    from tether.train.units import byte_text
+    from tether.train.planning.units import byte_text
 
     make_model(case.shape, folder / "model")
     recipe = make_recipe(case, folder)

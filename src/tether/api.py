@@ -30,8 +30,8 @@ from tether.train.evaluate import Evaluation
 from tether.train.evaluate import evaluate as evaluate_roles
 from tether.train.export import export_run
 from tether.train.loop import Result
-from tether.train.plan import Plan
-from tether.train.preview import preview
+from tether.train.planning.plan import Plan
+from tether.train.planning.preview import preview
 from tether.train.remote import attempt_on_ray
 from tether.train.reward_modelling import build_reward_model
 from tether.train.roles import build_roles, pick_device

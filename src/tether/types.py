@@ -189,6 +189,11 @@ class Minibatch:
         }
         return Minibatch(rows=self.rows[rows], sequences=sequences, **cut)
 
+    @property
+    def counted_rows(self) -> Int[Tensor, " some"]:
+        """Numbers of the rows that have a True cell."""
+        return self.rows[self.response_mask.any(dim=1)]
+
     def counting_nothing(self) -> "Minibatch":
         """The same tokens to read, and no cell of them in any sum."""
         nothing = {

@@ -26,7 +26,7 @@ from tether.models.adapters import learned
 from tether.models.reference import AdapterOffReference, FrozenReference
 from tether.run.checkpoints import latest_checkpoint
 from tether.train.controls import first_controls
-from tether.train.plan import make_plan
+from tether.train.planning.plan import make_plan
 from tether.train.roles import build_roles
 from tether.train.updates import update_actor, update_critic
 

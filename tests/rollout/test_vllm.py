@@ -77,14 +77,14 @@ def test_the_correction_is_by_token_for_vllm_and_none_for_the_local_sampler(tiny
 
 def test_weights_have_a_checkpoint_s_names_and_an_adapter_is_merged():
     model = make_family("smollm2")
-    plain = {name: x.clone() for name, x in vllm.plain_weights(model)}
+    plain = {name: x.clone() for name, x in vllm.named_weights(model)}
     assert plain.keys() == dict(model.named_parameters(remove_duplicate=False)).keys()
     assert plain["lm_head.weight"].equal(plain["model.embed_tokens.weight"])  # tied, yet named
     add_adapter(model, LoraSection(rank=2, alpha=4.0), 0, "actor")
     with torch.no_grad():
         for weight in learned(model).values():
             weight.normal_()
-    merged = {name: x.clone() for name, x in vllm.plain_weights(model)}
+    merged = {name: x.clone() for name, x in vllm.named_weights(model)}
     assert merged.keys() == plain.keys()
     layer = model.model.layers[0].self_attn.q_proj
     a, b = (getattr(layer, f"lora_{x}")["default"].weight for x in "AB")

@@ -98,11 +98,6 @@ class Part:
     idle: bool = False
 
 
-def own_rows(sequences: Sequences) -> Int[Tensor, " some"]:
-    """Numbers of the rows that this process trains on: about its share of the tokens."""
-    return _shares(sequences)[world().replica]
-
-
 def own_microbatches(
     sequences: Sequences, max_tokens: int, max_cells: int | None = None
 ) -> list[Part]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.data.collate import pad_left, pad_right
-from tether.dist.shard import whole
 from tether.models.adapters import adapter_merged
 from tether.models.cache import SlotCache
 from tether.models.forward import read_on, read_prompts, trunk
@@ -88,8 +87,8 @@ class LocalSampler:
         self.cache_tokens = cache_tokens
 
     def sync(self, weights: PreTrainedModel, version: int) -> None:
-        # Weights that are whole here are the actor's own: there is nothing to copy.
-        self.model = whole(weights)
+        # In this process the sampler reads the weights where they are: there is nothing to copy.
+        self.model = weights
         self.version = version
 
     @torch.no_grad()

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+from torch import nn
+
 from tether.data.collate import stack
 from tether.dist.reduce import gather_results
+from tether.dist.shard import whole
 from tether.dist.share import block
 from tether.rollout.episode import Draw, Episode, Greedy, Sampler
 from tether.types import Rollout
@@ -15,8 +18,9 @@ class SpreadSampler:
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
-    def sync(self, weights: object, version: int) -> None:
-        self.sampler.sync(weights, version)
+    def sync(self, weights: nn.Module, version: int) -> None:
+        """No sampler knows of weights that lie in parts: it is given whole ones."""
+        self.sampler.sync(whole(weights), version)
 
     def run(
         self,

@@ -105,7 +105,7 @@ class VllmEngine:
                 write_shape(weights, self.tokenizer, Path(folder))
                 self.llm = start(folder, _number_format(weights), self.settings)
         with torch.no_grad():
-            take_weights(self.llm, plain_weights(weights))
+            take_weights(self.llm, named_weights(weights))
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return complete(self.llm, requests, self.settings.eos_ids)
@@ -124,7 +124,7 @@ def write_shape(
         tokenizer.save_pretrained(folder)
 
 
-def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Every weight by its name in a checkpoint, tied ones under both; an adapter merged."""
     with adapter_merged(model):
         for name, weight in model.named_parameters(remove_duplicate=False):
@@ -214,7 +214,7 @@ class VllmProcess:
     def load(self, weights: PreTrainedModel) -> None:
         self.child = self.child or _Child(weights, self.tokenizer, self.settings)
         path = self.child.folder / WEIGHTS
-        tensors = {name: x.cpu().contiguous().clone() for name, x in plain_weights(weights)}
+        tensors = {name: x.cpu().contiguous().clone() for name, x in named_weights(weights)}
         save_file(tensors, path)
         self._ask({"load": str(path)})
         path.unlink()

@@ -20,7 +20,7 @@ from tether.run.writer import NoWriter, RunWriter, cut_back
 from tether.train.checkpoint import load_checkpoint
 from tether.train.evaluate import read_evaluations
 from tether.train.loop import Loop, Result, finished_result
-from tether.train.plan import check_disk, make_plan
+from tether.train.planning.plan import check_disk, make_plan
 from tether.train.resume import (
     Start,
     changed_inputs,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tether.algo.aggregation import cell_weights
 from tether.algo.random import permutation
-from tether.data.collate import own_microbatches, own_rows
+from tether.data.collate import own_microbatches
 from tether.dist.reduce import total
 from tether.dist.world import world
 from tether.run.metrics import Level, Mean
@@ -108,10 +108,10 @@ def walk_minibatches(
             report.event("empty_minibatch", f"no token of {walk.role} step {steps} counts; skipped")
             continue
         own[rows] = False
-        own[rows[own_rows(minibatch.sequences).cpu()]] = True
         totals: dict[str, Tensor | float] = {}
         kl = Mean(0.0, 0)
         for microbatch in split(minibatch, walk.microbatch_tokens, walk.microbatch_cells):
+            own[microbatch.counted_rows.cpu()] = True
             terms = compute(microbatch)
             terms.loss.backward()
             for name, part in terms.parts.items():

@@ -12,7 +12,6 @@ from tether.algo.aggregation import weighted_sum
 from tether.algo.losses import log_ratio
 from tether.algo.trust_region import Product, conjugate_gradient, line_search, longest_step
 from tether.config import Config
-from tether.data.collate import own_rows
 from tether.dist.reduce import total
 from tether.models.policy import Policy
 from tether.run.metrics import Level
@@ -96,9 +95,10 @@ class TrustRegion:
         self.new_log_probs = experience.old_log_probs.clone()
         self.entropy = 0.0
         rows = torch.arange(len(experience))
-        self.own = torch.zeros(len(rows), dtype=torch.bool)
-        self.own[own_rows(experience.sequences).cpu()] = True
         self.parts = list(self._parts(experience, rows))
+        self.own = torch.zeros(len(rows), dtype=torch.bool)  # rows that this process reads
+        for part in self.parts:
+            self.own[part.batch.counted_rows.cpu()] = True
         wanted = config.actor.update.fisher_rows or len(rows)
         few = rows[:: max(1, len(rows) // wanted)][:wanted]
         self.fisher_parts = (

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from tether.config import TrpoUpdate
-from tether.train.demand import Demand, Learner
-from tether.train.networks import Size
-from tether.train.units import byte_text, si
+from tether.train.planning.demand import Demand, Learner
+from tether.train.planning.networks import Size
+from tether.train.planning.units import byte_text, si
 
 # Operations a parameter and token: a product and a sum forward, twice that backward, of which one
 # half is for the weights' gradients. Attention over what was said before is left out.

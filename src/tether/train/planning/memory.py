@@ -10,8 +10,8 @@ from tether.models.heads import cells_at_once
 from tether.models.packing import packed_bytes
 from tether.models.rehearsal import Batch, Reader, peak_of_learning, peak_of_reading
 from tether.rollout.local import PREFILL_TOKENS
-from tether.train.demand import Demand, Learner
-from tether.train.units import byte_text, si
+from tether.train.planning.demand import Demand, Learner
+from tether.train.planning.units import byte_text, si
 
 # Numbers a response token in a Rollout, an Experience and the update's report, and its bytes of
 # ids and masks there; and what a token sampled costs in lists of Python objects.

@@ -8,7 +8,7 @@ from typing import Literal
 from tether.config import Config
 from tether.models.heads import cells_at_once
 from tether.models.rehearsal import Batch
-from tether.train.networks import Networks, Size, critic_size, size_of
+from tether.train.planning.networks import Networks, Size, critic_size, size_of
 
 Learner = Literal["actor", "critic"]
 

@@ -10,12 +10,12 @@ from tether.config import Config
 from tether.dist.environment import launched_size
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.errors import UserError
-from tether.train.cost import Cost, memory_bandwidth, operations, sent
-from tether.train.demand import Demand
-from tether.train.memory import Memory, Moment, Part, plan_memory
-from tether.train.networks import Networks, Size, networks_of, outline_networks
+from tether.train.planning.cost import Cost, memory_bandwidth, operations, sent
+from tether.train.planning.demand import Demand
+from tether.train.planning.memory import Memory, Moment, Part, plan_memory
+from tether.train.planning.networks import Networks, Size, networks_of, outline_networks
+from tether.train.planning.units import byte_text, si, time_text
 from tether.train.roles import Roles, pick_device
-from tether.train.units import byte_text, si, time_text
 
 Line = tuple[str, str, str]  # what, how much, and the arithmetic behind it
 

@@ -11,10 +11,10 @@ from tether.data.prompts import PromptSet, load_prompts
 from tether.models.loading import find_model, has_tokenizer, has_weights, load_vocabulary
 from tether.rewards.function import Reward
 from tether.rewards.parts import columns_wanted, learned_model
-from tether.train.networks import Networks, outline_networks
-from tether.train.plan import Plan, check_layers_divide, make_plan
+from tether.train.planning.networks import Networks, outline_networks
+from tether.train.planning.plan import Plan, check_layers_divide, make_plan
+from tether.train.planning.units import byte_text
 from tether.train.roles import build_roles, room_for_prompts
-from tether.train.units import byte_text
 
 
 def preview(config: Config, reward: Reward | None) -> Plan:
