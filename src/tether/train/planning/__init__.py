@@ -1,1 +1,1 @@
-"""What a run will take, before it starts: memory, disk, bytes sent, time. `tether check` shows it."""
+"""What a run will take, before it starts: memory, disk, bytes sent, time; see `tether check`."""
