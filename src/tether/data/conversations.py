@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from tether.data.chat_templates import TemplateFailed, render_chat
 from tether.data.files import BadRow, read_file
 from tether.data.templates import render_prompt
 from tether.errors import UserError
@@ -124,12 +125,9 @@ def render_messages(
             "it holds messages, but the model has no chat template; give a prompt and a response."
         )
     try:
-        return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=generation
-        )
-    except Exception as error:  # a template is a program of the model's: it may raise anything
-        reason = " ".join(str(error).split())
-        raise BadRow(f"the chat template does not render it: {reason}.") from None
+        return render_chat(tokenizer, messages, add_generation_prompt=generation)
+    except TemplateFailed as error:
+        raise BadRow(f"the chat template does not render it: {error}.") from None
 
 
 def with_system(messages: Any, system_prompt: str | None) -> Any:

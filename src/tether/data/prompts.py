@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tether.algo.random import permutation
 from tether.config import DataFile, DataSection
+from tether.data.chat_templates import TemplateTooCostly
 from tether.data.files import BadRow, FileRow, read_file
 from tether.data.mixing import earliest, exact, turn
 from tether.data.shapes import names, prompt_of, readable, require, reward_columns
@@ -79,6 +80,8 @@ def load_prompts(
         for row in read_file(file.path):
             try:
                 _add(found, row, file.path, data, tokenizer, columns, context)
+            except TemplateTooCostly:
+                raise
             except (BadRow, UserError) as problem:  # a template may refuse a single row
                 where = f"{row.place}: {problem}"
                 if data.on_bad_row == "refuse":

@@ -2,6 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
+from tether.data.chat_templates import TemplateFailed, render_chat
 from tether.data.shapes import Message, Prompt
 from tether.errors import UserError
 
@@ -35,10 +36,9 @@ def _as_it_is(prompt: Prompt, system_prompt: str | None) -> str:
 
 def _by_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> str:
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a program of the model's: it may raise anything
-        reason = " ".join(str(error).split())
-        raise UserError(f"The model's chat template does not render: {reason}.") from None
+        text = render_chat(tokenizer, messages, add_generation_prompt=True)
+    except TemplateFailed as error:
+        raise UserError(f"The model's chat template does not render: {error}.") from None
     last = messages[-1]["content"]
     if _letters(last) not in _letters(text):
         raise UserError(
