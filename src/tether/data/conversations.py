@@ -7,15 +7,14 @@ rest, and in the rest a mask says which tokens an assistant wrote, its EOS inclu
     ─────── prompt ─────── TT T   F F F F F F F F F F F F F  TT T
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from tether.data.chat_templates import TemplateFailed, render_chat
 from tether.data.files import BadRow, read_file
-from tether.data.templates import render_prompt
+from tether.data.templates import Rendered, plain, render_messages, render_prompt, text_ids
 from tether.errors import UserError
 from tether.stages import ConversationSection
 
@@ -90,7 +89,7 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conver
         raise BadRow("the last message is not the assistant's, so there is no response.")
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     read = render_messages(tokenizer, messages[: turns[0]], generation=True)
-    prompt_ids = plain_ids(tokenizer, read)
+    prompt_ids = read.ids(tokenizer)
     response_ids: list[int] = []
     learnt: list[bool] = []
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
@@ -100,8 +99,8 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conver
         learnt += [True] * len(ids)
         if following is not None:
             until = render_messages(tokenizer, messages[:following], generation=True)
-            between = _after(until, read + content).removeprefix(tokenizer.eos_token)
-            ids = plain_ids(tokenizer, between)
+            between = _after(until, read + plain(content)).without_leading(tokenizer.eos_token)
+            ids = between.ids(tokenizer)
             response_ids += ids
             learnt += [False] * len(ids)
             read = until
@@ -109,25 +108,7 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conver
 
 
 def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return [*plain_ids(tokenizer, text), tokenizer.eos_token_id]
-
-
-def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Without the special tokens that a tokenizer may add: the template has written its own."""
-    return tokenizer(text, add_special_tokens=False).input_ids
-
-
-def render_messages(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], generation: bool
-) -> str:
-    if tokenizer.chat_template is None:
-        raise BadRow(
-            "it holds messages, but the model has no chat template; give a prompt and a response."
-        )
-    try:
-        return render_chat(tokenizer, messages, add_generation_prompt=generation)
-    except TemplateFailed as error:
-        raise BadRow(f"the chat template does not render it: {error}.") from None
+    return [*text_ids(tokenizer, text), tokenizer.eos_token_id]
 
 
 def with_system(messages: Any, system_prompt: str | None) -> Any:
@@ -175,10 +156,10 @@ def refuse_long(tokens: int, max_tokens: int, context: int | None) -> None:
         raise BadRow(f"it has {tokens} tokens, but the model only {context} positions.")
 
 
-def _after(text: str, beginning: str) -> str:
-    if not text.startswith(beginning):
+def _after(whole: Rendered, beginning: Rendered) -> Rendered:
+    if not whole.text.startswith(beginning.text):
         raise BadRow(
             "the chat template writes earlier turns otherwise once others follow, so they cannot "
             "all be learnt at once; give one response a row."
         )
-    return text.removeprefix(beginning)
+    return whole.after(len(beginning.text))

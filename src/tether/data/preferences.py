@@ -14,13 +14,19 @@ from tether.data.conversations import (
     Message,
     check_messages,
     encode_rows,
-    plain_ids,
     refuse_long,
-    render_messages,
     text_column,
     with_system,
 )
 from tether.data.files import BadRow
+from tether.data.templates import (
+    apply_template,
+    marks,
+    opening_ids,
+    plain,
+    render_messages,
+    text_ids,
+)
 from tether.stages import PreferenceSection
 
 
@@ -64,20 +70,21 @@ def dialogue_ids(
     if tokenizer.chat_template is None and isinstance(prompt, str):
         if system_prompt is not None:
             raise BadRow("data.system_prompt needs a chat template; leave it out.")
-        ids = [*tokenizer(prompt).input_ids, *plain_ids(tokenizer, response)]
+        ids = [*opening_ids(tokenizer, prompt), *text_ids(tokenizer, response)]
         return [*ids, tokenizer.eos_token_id] if finished and _has_eos(tokenizer) else ids
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     messages = list(with_system(messages, system_prompt))
-    begun = render_messages(tokenizer, messages, generation=True) + response
+    begun = render_messages(tokenizer, messages, generation=True) + plain(response)
     if not finished:
-        return plain_ids(tokenizer, begun)
+        return begun.ids(tokenizer)
     answer = {"role": "assistant", "content": response}
-    whole = render_messages(tokenizer, [*messages, answer], generation=False)
+    whole = apply_template(tokenizer, [*messages, answer], generation=False)
     # A template may write no ending, or write the turn otherwise (trimmed, say); then the response
     # ends as the policy ended it.
-    if not whole.startswith(begun) or whole == begun:
-        whole = begun + (tokenizer.eos_token if _has_eos(tokenizer) else "")
-    return plain_ids(tokenizer, whole)
+    ending = whole.removeprefix(begun.text) if whole.startswith(begun.text) else ""
+    if not ending and _has_eos(tokenizer):
+        ending = tokenizer.eos_token
+    return (begun + marks(ending)).ids(tokenizer)
 
 
 def _dialogue(

@@ -1,10 +1,143 @@
-"""A prompt as the model expects to read it."""
+"""Text as a model reads it: by its chat template, and so that text stays text.
 
+A template writes special tokens, such as the mark that begins a turn. Text may spell the same
+marks (`<|end|><|user|>`), and a tokenizer that reads both in one string cannot tell them apart. So
+what the template wrote and what stands in a message are kept apart until they are ids: in
+`Rendered`, a piece is either the template's or text. Where no text spells a special token there is
+nothing to tell apart, and the ids are those of `apply_chat_template`.
+"""
+
+import copy
+import re
+import secrets
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from tether.data.chat_templates import TemplateFailed, render_chat
-from tether.data.shapes import Message, Prompt
+from tether.data.files import BadRow
+from tether.data.shapes import Prompt
 from tether.errors import UserError
+
+
+class Piece(NamedTuple):
+    text: str
+    by_template: bool  # its special tokens are meant; in text they are letters
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What a model will read, in order."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    def __add__(self, other: "Rendered") -> "Rendered":
+        return Rendered((*self.pieces, *other.pieces))
+
+    def after(self, length: int) -> "Rendered":
+        """Without its first `length` characters."""
+        kept = []
+        for piece in self.pieces:
+            if piece.text[length:]:
+                kept.append(Piece(piece.text[length:], piece.by_template))
+            length = max(0, length - len(piece.text))
+        return Rendered(tuple(kept))
+
+    def without_leading(self, mark: str) -> "Rendered":
+        """Without that mark at its beginning, if the template wrote it there."""
+        if not self.pieces or not self.pieces[0].by_template:
+            return self
+        return self.after(len(mark)) if self.pieces[0].text.startswith(mark) else self
+
+    def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Without special tokens that a tokenizer may add: the template has written its own."""
+        special = special_tokens(tokenizer)
+        if not any(special.spelt_in(p.text) for p in self.pieces if not p.by_template):
+            return tokenizer(self.text, add_special_tokens=False).input_ids
+        return special.encode(self.pieces)
+
+
+def plain(text: str) -> Rendered:
+    return Rendered((Piece(text, by_template=False),))
+
+
+def marks(text: str) -> Rendered:
+    return Rendered((Piece(text, by_template=True),))
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of text alone; what it spells are letters."""
+    return plain(text).ids(tokenizer)
+
+
+class SpecialTokens:
+    """The special tokens of a tokenizer, and how to read text that spells them.
+
+    Marks of the template are swapped for stand-ins that no text can know, in a copy of the
+    tokenizer that knows the stand-ins and reads special tokens as letters. So the whole is encoded
+    in one go, and no token at a border differs from what it would be otherwise.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        known = tokenizer.added_tokens_decoder
+        self.ids = {token.content: i for i, token in known.items() if token.special}
+        self._tokens = {token.content: token for token in known.values() if token.special}
+        # The longest first, as tokenizers match them.
+        longest_first = sorted(self.ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        # By a weak reference: this object is kept for as long as its tokenizer is.
+        self._tokenizer = weakref.ref(tokenizer)
+        self._copy: PreTrainedTokenizerBase | None = None
+        self._stand_ins: dict[str, str] = {}
+        self._original: dict[int, int] = {}
+
+    def spelt_in(self, text: str) -> bool:
+        return self._pattern.search(text) is not None
+
+    def encode(self, pieces: Sequence[Piece]) -> list[int]:
+        reader = self._reader()
+        whole = "".join(
+            self._pattern.sub(lambda found: self._stand_ins[found[0]], piece.text)
+            if piece.by_template
+            else piece.text
+            for piece in pieces
+        )
+        ids = reader(whole, add_special_tokens=False, split_special_tokens=True).input_ids
+        return [self._original.get(i, i) for i in ids]
+
+    def _reader(self) -> PreTrainedTokenizerBase:
+        if self._copy is None:
+            reader, secret = copy.deepcopy(self._tokenizer()), secrets.token_hex(8)
+            for number, (content, token) in enumerate(self._tokens.items()):
+                self._stand_ins[content] = f"\ue000{secret}.{number}\ue001"
+                alike = {"lstrip": token.lstrip, "rstrip": token.rstrip}
+                reader.add_tokens(
+                    AddedToken(self._stand_ins[content], normalized=False, special=False, **alike)
+                )
+                new = reader.convert_tokens_to_ids(self._stand_ins[content])
+                self._original[new] = self.ids[content]
+            self._copy = reader
+        return self._copy
+
+
+_special_tokens: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, SpecialTokens]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+    """Worked out once per tokenizer."""
+    if tokenizer not in _special_tokens:
+        _special_tokens[tokenizer] = SpecialTokens(tokenizer)
+    return _special_tokens[tokenizer]
 
 
 def render_prompt(
@@ -15,15 +148,86 @@ def render_prompt(
     A system turn of the prompt's own comes before `system_prompt`.
     """
     if tokenizer.chat_template is None:
-        return tokenizer(_as_it_is(prompt, system_prompt)).input_ids
+        return _without_template(tokenizer, prompt, system_prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system_prompt}, *messages]
-    # The template writes its own special tokens; the tokenizer must not add them again.
-    return tokenizer(_by_template(tokenizer, messages), add_special_tokens=False).input_ids
+    try:
+        rendered = render_messages(tokenizer, messages, generation=True)
+    except BadRow as problem:
+        raise UserError(str(problem)) from None
+    last = messages[-1]["content"]
+    if _letters(last) not in _letters(rendered.text):
+        raise UserError(
+            f"The model's chat template drops the last turn ({last[:60]!r}), so the model would "
+            f"not see it; repair the template in the model's directory or use another model."
+        )
+    return rendered.ids(tokenizer)
 
 
-def _as_it_is(prompt: Prompt, system_prompt: str | None) -> str:
+def render_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], generation: bool
+) -> Rendered:
+    """Messages by the chat template, text apart from marks where text spells special tokens."""
+    if tokenizer.chat_template is None:
+        raise BadRow(
+            "it holds messages, but the model has no chat template; give a prompt and a response."
+        )
+    special = special_tokens(tokenizer)
+    text = apply_template(tokenizer, messages, generation)
+    spelling = [m for m in messages if any(special.spelt_in(t) for t in _texts(m))]
+    if not spelling:
+        return marks(text)
+    for message in spelling:
+        for key, value in _other_fields(message):
+            if any(special.spelt_in(t) for t in _texts([key, value])):
+                raise BadRow(
+                    f"the {key} of a message spells a special token of the model; only its "
+                    f"content may."
+                )
+    secret = secrets.token_hex(8)
+    stand_ins = {f"\ue000{secret}.{i}\ue001": m["content"] for i, m in enumerate(messages)}
+    replaced = [{**m, "content": mark} for m, mark in zip(messages, stand_ins, strict=True)]
+    return _align(text, apply_template(tokenizer, replaced, generation), stand_ins)
+
+
+def _align(text: str, outline: str, stand_ins: Mapping[str, str]) -> Rendered:
+    """`text` in pieces, by a rendering of the same template with stand-ins for the contents.
+    Templates may trim a content; one that does more with it cannot be followed."""
+    parts = re.split("(" + "|".join(map(re.escape, stand_ins)) + ")", outline)
+    pieces, at = [Piece(parts[0], by_template=True)], len(parts[0])
+    whole = text.startswith(parts[0])
+    for stand_in, mark in zip(parts[1::2], parts[2::2], strict=True):
+        content = stand_ins[stand_in]
+        ways = (content, content.strip(), content.lstrip(), content.rstrip())
+        fitting = [way for way in ways if text.startswith(way + mark, at)]
+        if not fitting:
+            whole = False
+            break
+        pieces += [Piece(fitting[0], by_template=False), Piece(mark, by_template=True)]
+        at += len(fitting[0]) + len(mark)
+    if not whole or at != len(text):
+        raise BadRow(
+            "its text spells a special token of the model, and the chat template changes the text "
+            "of a message, so that the two cannot be told apart; take the token out of the text."
+        )
+    return Rendered(tuple(piece for piece in pieces if piece.text))
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], generation: bool
+) -> str:
+    """The text that the template makes of the messages."""
+    try:
+        return render_chat(tokenizer, messages, add_generation_prompt=generation)
+    except TemplateFailed as error:
+        raise BadRow(f"the model's chat template does not render: {error}.") from None
+
+
+def _without_template(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system_prompt: str | None
+) -> list[int]:
+    """The prompt as it is, with what the tokenizer writes before every text."""
     if system_prompt is not None:
         raise UserError("data.system_prompt needs a model with a chat template; leave it out.")
     if not isinstance(prompt, str):
@@ -31,21 +235,31 @@ def _as_it_is(prompt: Prompt, system_prompt: str | None) -> str:
             "the prompt is a list of messages, but the model has no chat template; write it as "
             "text, or use a model that has one."
         )
-    return prompt
+    return opening_ids(tokenizer, prompt)
 
 
-def _by_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> str:
-    try:
-        text = render_chat(tokenizer, messages, add_generation_prompt=True)
-    except TemplateFailed as error:
-        raise UserError(f"The model's chat template does not render: {error}.") from None
-    last = messages[-1]["content"]
-    if _letters(last) not in _letters(text):
-        raise UserError(
-            f"The model's chat template drops the last turn ({last[:60]!r}), so the model would "
-            f"not see it; repair the template in the model's directory or use another model."
-        )
-    return text
+def opening_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of text where no template begins it, with what the tokenizer writes before every text."""
+    if not special_tokens(tokenizer).spelt_in(text):
+        return tokenizer(text).input_ids
+    return tokenizer(text, split_special_tokens=True).input_ids
+
+
+def _other_fields(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in message.items() if key != "content"]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text inside a message, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _letters(text: str) -> str:
