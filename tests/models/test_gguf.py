@@ -10,7 +10,7 @@ import tether
 from models.families import make_family
 from tether.errors import UserError
 from tether.models import loading
-from tether.models.loading import load_causal_lm, load_vocabulary
+from tether.models.loading import load_causal_lm, load_trunk, load_vocabulary
 
 CPU = torch.device("cpu")
 NAMES = {
@@ -144,3 +144,14 @@ def test_a_file_that_is_no_gguf_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="does not load as a causal language model") as stop:
         load_causal_lm(str(tmp_path / "broken.gguf"), "float32", CPU)
     assert "\n" not in str(stop.value)
+
+
+def test_a_file_cut_short_is_one_sentence(gguf_file, tmp_path):
+    with open(gguf_file, "rb") as file:
+        content = file.read()
+    cut = tmp_path / "cut.gguf"
+    for share in (0.0001, 0.01, 0.05, 0.5, 0.999):
+        cut.write_bytes(content[: int(len(content) * share)])
+        for load in (load_causal_lm, load_trunk):
+            with pytest.raises(UserError, match=r"cut\.gguf [^\n]+$"):
+                load(str(cut), "float32", CPU)

@@ -1,6 +1,7 @@
 """Models and tokenizers from Hugging Face directories and GGUF files; no remote code, no pickle."""
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -26,7 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from tether import assets
-from tether.errors import UserError
+from tether.errors import UserError, one_line
 from tether.models.foreign import refuse_foreign
 from tether.models.forward import logits_are_the_heads
 from tether.models.products import use_onednn
@@ -41,6 +42,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 CONFIG = "config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+MOST_PROMISED = 16  # weights for each number in a file: packed ones hold up to 8
+MOST_MISSING = 100_000_000  # weights that may be missing from a file's point of view
 WANTED_FROM_HUB = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 
 
@@ -96,8 +99,7 @@ def load_causal_lm(
     name: str, dtype: str, device: torch.device, hub: bool = False
 ) -> PreTrainedModel:
     """A causal language model, dropout off for good: old and new log-probs must agree."""
-    with _sentences(name, "a causal language model"):
-        model = _load(AutoModelForCausalLM, name, dtype, device, hub)
+    model = _load(AutoModelForCausalLM, "a causal language model", name, dtype, device, hub)
     if not logits_are_the_heads(model):
         raise UserError(
             f"{name} changes its logits after the output head (soft-capping or scaling), which "
@@ -109,19 +111,44 @@ def load_causal_lm(
 
 def load_trunk(name: str, dtype: str, device: torch.device, hub: bool = False) -> PreTrainedModel:
     """A model without its head, for a critic: any directory with the trunk's weights serves."""
-    with _sentences(name, "a language model's trunk"):
-        return _load(AutoModel, name, dtype, device, hub)
+    return _load(AutoModel, "a language model's trunk", name, dtype, device, hub)
 
 
 def outline(auto: type, name: str, dtype: str, hub: bool = False) -> PreTrainedModel:
     """A model's shapes without its weights, on the `meta` device; a config.json is enough."""
+    path = find_model(name, hub)
     with _sentences(name, "a model to plan for"):
-        directory, options = _place(find_model(name, hub))
-        settings = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False, **options
+        return _outline(auto, path, dtype).eval()
+
+
+def _outline(auto: type, path: Path, dtype: str) -> PreTrainedModel:
+    directory, options = _place(path)
+    settings = AutoConfig.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=False, **options
+    )
+    with torch.device("meta"):
+        return auto.from_config(settings, dtype=DTYPES[dtype], trust_remote_code=False)
+
+
+def refuse_unfounded(name: str, auto: type, path: Path, dtype: str) -> None:
+    """Refuse a config.json that promises far more weights than the files hold: transformers would
+    make up what is missing, in memory that nobody planned for."""
+    if path.is_file():
+        return
+    with _sentences(name, "a model"):
+        held = sum(_count_weights(file) for file in path.glob("*.safetensors"))
+        promised = sum(weight.numel() for weight in _outline(auto, path, dtype).parameters())
+    if promised > MOST_MISSING + MOST_PROMISED * held:
+        raise UserError(
+            f"{name} has {promised:,} weights by its config.json, but its files hold {held:,}; it "
+            f"is incomplete, or its config.json belongs to another model."
         )
-        with torch.device("meta"):
-            return auto.from_config(settings, dtype=DTYPES[dtype], trust_remote_code=False).eval()
+
+
+def _count_weights(file: Path) -> int:
+    with safe_open(file, "pt") as opened:
+        names = opened.keys()
+        return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
 
 
 def has_weights(name: str, hub: bool = False) -> bool:
@@ -153,11 +180,14 @@ def load_vocabulary_alone(name: str, hub: bool = False) -> Vocabulary:
     """Without the model: of its directory, only the tokenizer and what ends a response is read."""
     tokenizer = _load_tokenizer(name, hub)
     directory, options = _place(find_model(name, hub))
-    try:
-        generation = GenerationConfig.from_pretrained(directory, local_files_only=True)
-    except OSError:  # there is none, and the model's own config speaks for it
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, **options)
-        generation = GenerationConfig.from_model_config(config)
+    with _sentences(name, "a model"):
+        try:
+            generation = GenerationConfig.from_pretrained(directory, local_files_only=True)
+        except OSError:  # there is none, and the model's own config speaks for it
+            config = AutoConfig.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False, **options
+            )
+            generation = GenerationConfig.from_model_config(config)
     return Vocabulary(tokenizer, _eos_ids(name, generation, len(tokenizer), tokenizer))
 
 
@@ -169,17 +199,20 @@ def _load_tokenizer(name: str, hub: bool) -> PreTrainedTokenizerBase:
         )
     except Exception as error:  # the tokenizers library raises bare Exceptions
         _refuse_remote_code(name, error)
-        raise UserError(f"{name} has no tokenizer that loads: {_first_line(error)}") from None
+        raise UserError(f"{name} has no tokenizer that loads: {one_line(error)}") from None
 
 
-def _load(auto: type, name: str, dtype: str, device: torch.device, hub: bool) -> PreTrainedModel:
+def _load(
+    auto: type, kind: str, name: str, dtype: str, device: torch.device, hub: bool
+) -> PreTrainedModel:
     path = find_model(name, hub)
     _refuse_pickle(name, path)
+    refuse_unfounded(name, auto, path, dtype)
     directory, options = _place(path)
     if path.is_file():
         options |= _unpacked()
     # Unpacking a GGUF draws a progress bar that no setting of transformers turns off.
-    with redirect_stderr(io.StringIO()):
+    with redirect_stderr(io.StringIO()), _sentences(name, kind):
         model, info = auto.from_pretrained(
             directory,
             dtype=DTYPES[dtype],
@@ -254,9 +287,9 @@ def _sentences(name: str, kind: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except Exception as error:  # over a config.json of any content transformers may raise anything
         _refuse_remote_code(name, error)
-        raise UserError(f"{name} does not load as {kind}: {_first_line(error)}") from None
+        raise UserError(f"{name} does not load as {kind}: {one_line(error)}") from None
 
 
 def _refuse_pickle(name: str, path: Path) -> None:
@@ -296,6 +329,11 @@ def _eos_ids(
     """A model may end a response in several ways; all of them count."""
     configured = generation.eos_token_id if generation else None
     ids = configured if isinstance(configured, list) else [configured]
+    for odd in (i for i in ids if i is not None and (type(i) is not int or i < 0)):
+        raise UserError(
+            f"{name} names {odd!r} as an EOS token; eos_token_id in its generation_config.json is "
+            f"an id or a list of ids, whole numbers from 0."
+        )
     found = frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
     if not found:
         raise UserError(

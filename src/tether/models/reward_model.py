@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from tether.data.collate import length_mask, pad_right
-from tether.errors import UserError
+from tether.errors import UserError, one_line
 from tether.models.forward import states_before_tokens, trunk
-from tether.models.loading import DTYPES, find_model
+from tether.models.loading import DTYPES, find_model, refuse_unfounded
 from tether.models.passes import read_all
 from tether.types import Sequences
 
@@ -126,16 +126,20 @@ def read_head(directory: Path, width: int) -> Float[Tensor, "1 width"] | None:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(find_model(name), local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            find_model(name), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # the tokenizers library raises bare Exceptions
-        raise UserError(f"{name} has no tokenizer that loads: {_first_line(error)}") from None
+        raise UserError(f"{name} has no tokenizer that loads: {one_line(error)}") from None
 
 
 def _load(name: str, dtype: str, **changes: int) -> tuple[PreTrainedModel, set[str]]:
     """The model, dropout off for good, and the names of weights that the files do not hold."""
+    path = find_model(name)
+    refuse_unfounded(name, AutoModelForSequenceClassification, path, dtype)
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            find_model(name),
+            path,
             dtype=DTYPES[dtype],
             local_files_only=True,
             use_safetensors=True,
@@ -143,12 +147,10 @@ def _load(name: str, dtype: str, **changes: int) -> tuple[PreTrainedModel, set[s
             output_loading_info=True,
             **changes,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{name} does not load as a reward model: {_first_line(error)}") from None
+    except UserError:
+        raise
+    except Exception as error:  # over a config.json of any content transformers may raise anything
+        raise UserError(f"{name} does not load as a reward model: {one_line(error)}") from None
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise UserError(f"{name} holds NaN or infinite weights; it cannot score anything.")
     return model.eval(), set(info["missing_keys"])
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
