@@ -425,3 +425,18 @@ def test_tools_survive_the_way_through_a_runs_config():
     assert validate_config(yaml.safe_load(config.to_yaml())).rollout == config.rollout
     assert [tool.kind for tool in config.rollout.tools] == ["calculator", "search", "a/b.py:f"]
     assert config.rollout.tools[1].topk == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("a: &a [*a]", "nested too deeply"),
+        ("\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 1}]" for i in range(9)),
+         "more than 100,000 values"),
+    ],
+)  # fmt: skip
+def test_yaml_that_is_too_deep_or_unfolds_is_one_sentence(tmp_path, text, says):
+    (tmp_path / "deep.yaml").write_text(text)
+    with pytest.raises(UserError, match=rf"deep\.yaml [^\n]*{says}"):
+        load_config(tmp_path / "deep.yaml")

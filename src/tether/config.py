@@ -927,3 +927,15 @@ def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator
             yield from walk_fields(part, f"{dotted}.")
         if not sections:
             yield dotted, info
+
+
+def count_values(value: Any, limit: int) -> int:
+    """Count the values of a YAML file as JSON would write them, up to `limit`: its aliases can
+    stand for many. One that holds itself is a RecursionError."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    total = 1
+    for item in inner:
+        if total >= limit:
+            break
+        total += count_values(item, limit - total)
+    return total

@@ -173,3 +173,20 @@ def test_a_parquet_file_with_a_flipped_byte_is_read_or_refused(tmp_path):
         path.write_bytes(spoilt)
         _, refusal = read_or_refuse(str(path))
         assert "\n" not in refusal
+
+
+def test_a_parquet_time_beyond_pythons_is_a_bad_row_and_the_others_are_read(tmp_path):
+    columns = {
+        "t": pa.array([5, 2**62], pa.timestamp("us")),
+        "d": pa.array([5, 10**7], pa.date32()),
+        "s": pa.array([5, 2**62], pa.duration("s")),
+        "n": pa.array([[{"a": 5}], [{"a": 2**62}]], pa.list_(pa.struct({"a": pa.timestamp("us")}))),
+    }
+    for name, times in columns.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"prompt": ["a", "b"], name: times}), path)
+        good, bad = read_file(str(path))
+        assert good.problem is None, name
+        assert good.columns["prompt"] == "a"
+        assert "a time in it is beyond the year 9999" in str(bad.problem), name
+        assert bad.place.endswith("row 2")

@@ -291,3 +291,20 @@ def test_from_log_keeps_logged_columns_as_they_are(runs):
     kept = read_kept(run.read_rollout(1), 3)
     stages = from_log(kept, own_settings(config), update_kind(config))
     assert stages.columns["advantages"] is kept.logged["advantages"]
+
+
+@pytest.mark.parametrize("field", ["eps_high", "beta", "dual_clip"])
+def test_a_setting_beyond_float32_is_refused_and_not_a_fault(client, field):
+    answer = client.get(f"/api/runs/gae/rollouts/1/0/whatif?{field}=1e39")
+    assert answer.status_code == 400
+    assert "at most 1e+30" in answer.json()["error"]
+
+
+def test_a_config_beyond_float32_is_shown_as_far_as_it_goes(runs, tmp_path):
+    folder = tmp_path / "runs"
+    shutil.copytree(runs / "gae", folder / "gae")
+    config = (folder / "gae" / "config.yaml").read_text()
+    (folder / "gae" / "config.yaml").write_text(
+        config.replace("eps_high: 0.08", "eps_high: 1.0e39")
+    )
+    assert client_of(folder).get("/api/runs/gae/rollouts/1/0").status_code == 200

@@ -58,8 +58,8 @@ def _read_value(name: str, value: str, schema: "type[BaseModel] | None") -> Any:
         return value
     try:
         return yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UserError(f"--{name}: {value!r} cannot be read as a YAML value.") from None
+    except (yaml.YAMLError, RecursionError):
+        raise UserError(f"--{name}: {value[:200]!r} cannot be read as a YAML value.") from None
 
 
 def one_word(plain: list[str], default: str, what: str) -> str:

@@ -199,13 +199,15 @@ def _holds_bytes(kind: Any) -> bool:
 def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | BadRow]:
     try:
         yield from map(_plain, batch.to_pylist())
-    except UnicodeDecodeError:  # one row's fault: find out whose
+    except (UnicodeDecodeError, OverflowError):  # one row's fault: find out whose
         for number in range(batch.num_rows):
             try:
                 [row] = batch.slice(number, 1).to_pylist()
                 yield _plain(row)
             except UnicodeDecodeError:
                 yield BadRow("a text in it is not UTF-8; write the file again from UTF-8 text.")
+            except OverflowError:
+                yield BadRow("a time in it is beyond the year 9999; write it as text.")
 
 
 def _plain(value: Any) -> Any:

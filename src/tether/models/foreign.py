@@ -17,7 +17,11 @@ SIZES = [
     (1, 1_000, ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")),
     (1, 10_000, ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads")),
     (0, 10_000, ("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts")),
-    (1, 1_000_000, ("hidden_size", "intermediate_size", "n_embd", "d_model", "ffn_dim", "head_dim")),
+    (
+        1,
+        1_000_000,
+        ("hidden_size", "intermediate_size", "n_embd", "d_model", "ffn_dim"),
+    ),
     (1, 10_000_000, ("vocab_size", "num_labels")),
     (1, 1_000_000_000, ("max_position_embeddings", "n_positions", "n_ctx")),
 ]

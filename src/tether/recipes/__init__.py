@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tether.config import TOOL_TAGS, UPDATE_KINDS, Config, walk_fields
+from tether.config import TOOL_TAGS, UPDATE_KINDS, Config, count_values, walk_fields
 from tether.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -28,6 +28,7 @@ ELSEWHERE = {
     "max_new_tokens": "rollout.max_response_tokens",
 }
 DEFAULT_KIND = "clip"  # of actor.update
+MAX_VALUES = 100_000  # of a recipe
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -72,13 +73,18 @@ def read_recipe(recipe: str | os.PathLike[str]) -> dict[str, Any]:
     path = _find(recipe)
     try:
         mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = count_values(mapping, MAX_VALUES)
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{where} is not YAML: {error.problem}.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply to be a recipe.") from None
     if not isinstance(mapping, dict):
         raise UserError(f"{path} holds no mapping of sections; see `tether train --help`.")
+    if values >= MAX_VALUES:  # they would be quoted whole in a sentence about one of them
+        raise UserError(f"{path} holds more than {MAX_VALUES:,} values, so it is not a recipe.")
     return mapping
 
 

@@ -12,6 +12,7 @@ from tether.view.table import as_number
 KL_ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")  # `full` has no place in a reward
 ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus",
               "reinforce_plus_plus_baseline", "remax", "opo")  # fmt: skip
+LARGEST = 1e30  # that is computed with in float32
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def read_settings(query: Mapping[str, str], config: Mapping[str, Any], own: Sett
             case "estimator" | "kl_estimator":
                 changes[name] = _one_of(name, text, offered[f"{name}s"])
             case "beta":
-                changes[name] = _within(name, text, 0, math.inf)
+                changes[name] = _within(name, text, 0, LARGEST)
             case "gamma" | "lam":
                 changes[name] = _within(name, text, 0, 1)
             case "eps_low" | "eps_high" | "dual_clip" if text == "none":
@@ -101,9 +102,9 @@ def read_settings(query: Mapping[str, str], config: Mapping[str, Any], own: Sett
             case "eps_low":
                 changes[name] = _within(name, text, 0, 1, open_below=True)
             case "eps_high":
-                changes[name] = _within(name, text, 0, math.inf, open_below=True)
+                changes[name] = _within(name, text, 0, LARGEST, open_below=True)
             case "dual_clip":
-                changes[name] = _within(name, text, 1, math.inf, open_below=True)
+                changes[name] = _within(name, text, 1, LARGEST, open_below=True)
             case _:
                 raise UserError(f"{name} is no setting of what-if.")
     if "estimator" in changes:
@@ -124,7 +125,7 @@ def _within(name: str, text: str, low: float, high: float, open_below: bool = Fa
     if math.isfinite(value) and low <= value <= high and not (open_below and value == low):
         return value
     least = f"above {low}" if open_below else f"at least {low}"
-    most = "" if high == math.inf else f" and at most {high}"
+    most = f" and at most {high:g}"
     raise UserError(f"{name} is {text[:40]!r}, but it is a number {least}{most}.")
 
 
@@ -135,8 +136,9 @@ def _one_of(name: str, text: str, known: list[str]) -> str:
 
 
 def _number(mapping: Mapping[str, Any], *path: str) -> float | None:
+    """A number that float32 can hold; a config.yaml may have been written by anybody."""
     value = as_number(inside(mapping, *path))
-    return None if math.isnan(value) else value
+    return None if math.isnan(value) else min(max(value, -LARGEST), LARGEST)
 
 
 def _text(mapping: Mapping[str, Any], *path: str) -> str | None:

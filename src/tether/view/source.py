@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from tether.config import count_values
 from tether.run.directory import CONFIG, EVALS, EVENTS, METRICS, ROLLOUTS, SCHEMA, TIMINGS
 from tether.run.lock import is_being_written
 from tether.view.files import (
@@ -203,7 +204,7 @@ def _load_config(root: Path, path: Path) -> tuple[str, dict[str, Any], list[str]
         return "", {}, [str(problem)]
     try:
         sections = _read_yaml(text)
-        too_many = _count(sections, MAX_CONFIG_VALUES) >= MAX_CONFIG_VALUES
+        too_many = count_values(sections, MAX_CONFIG_VALUES) >= MAX_CONFIG_VALUES
     except (yaml.YAMLError, ValueError):
         return text, {}, [f"{path.name} is not YAML, so the settings are unknown."]
     except RecursionError:  # deeper than Python goes, or a list inside itself
@@ -223,17 +224,6 @@ def _read_yaml(text: str) -> Any:
         return loader.get_single_data()
     finally:
         loader.dispose()
-
-
-def _count(value: Any, limit: int) -> int:
-    """Values in it as JSON would write them, up to `limit`: YAML's aliases can stand for many."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    total = 1
-    for item in inner:
-        if total >= limit:
-            break
-        total += _count(item, limit - total)
-    return total
 
 
 def _other_version(name: str, schema: str) -> str:
