@@ -61,7 +61,7 @@ starter: $(VENV)/.installed  ## rebuild the starter models and their data from n
 recording: $(VENV)/.installed  ## the small run that `tether view --demo` shows
 	$(BIN)/python scripts/build_recording.py
 
-docs: $(VENV)/.installed-dev  ## the config reference and the metrics glossary, from the code
+docs: $(VENV)/.installed-dev  ## the config reference, the metrics glossary, the worked examples
 	$(BIN)/python scripts/build_reference.py
 
 figures: $(VENV)/.installed-dev  ## the drawings of the guide, by tether's own functions

@@ -1,16 +1,23 @@
-"""Build docs/config.md and docs/metrics.md from the code: `python scripts/build_reference.py`.
+"""Build the reference pages from the code: `python scripts/build_reference.py`.
+
+They are docs/config.md, docs/metrics.md and docs/worked-examples.md, the last in Chinese too.
 
 With --check nothing is written, and the exit code is 1 if a file on disk is stale.
 """
 
 import argparse
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from tether.config import Config, walk_fields
+from tether.explain.examples import EXAMPLES, Example
+from tether.explain.examples_story import number
+from tether.explain.recompute_kl import DISTRIBUTIONS
+from tether.explain.words import Language, say
 from tether.run.glossary import EVALS, METRICS, TIMINGS, Entry
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -30,6 +37,31 @@ METRICS_INTRO = """\
 Every number that a run writes, in the order in which data flows. Means a token are over the tokens
 that the policy sampled, EOS included. All logarithms are natural, so KL and entropy are in nats.
 """
+
+EXAMPLES_INTRO: dict[Language, str] = {
+    "en": """\
+# Worked examples
+
+Explanations of PPO and of KL divergence often show numbers. Here are {count} of them with the right
+answer and, beside it, what is often shown instead. `tether examples` computes each by the functions
+that train, and fails if one is off by more than 1e-6. Where an explanation shows a number that no
+formula gives, it is called illustrative, and the right answer is what the formula gives.
+Logarithms are natural, so KL is in nats, unless bits are named. How to get there:
+[PPO by numbers](guide/index.md). [中文版](zh/worked-examples.md)
+""",
+    "zh": """\
+# 算例
+
+讲解 PPO 和 KL 散度时常常举数字。这里有 {count} 个，写着正确答案，旁边是常见的错误写法。
+`tether examples --lang zh` 用训练时的那些函数逐个重算，误差超过 1e-6 就报错。有些讲解里的数字
+没有公式能算出来，这里称为“示意”，正确答案一栏是公式给出的数。除非注明比特，对数一律取自然对数，
+KL 的单位是 nat。来龙去脉见[用数字读懂 PPO](guide/index.md)。[English](../worked-examples.md)
+""",
+}
+EXAMPLES_HEADING: dict[Language, list[str]] = {
+    "en": ["id", "example", "computed", "right", "a common mistake"],
+    "zh": ["编号", "例子", "算什么", "正确答案", "常见错误"],
+}
 
 JSON_NAMES = {"array": "list", "object": "mapping"}  # as YAML's users say
 
@@ -55,7 +87,12 @@ METRIC_FILES = [
 
 def build() -> dict[Path, str]:
     """Each file's path and the text that belongs there."""
-    return {DOCS / "config.md": config_page(), DOCS / "metrics.md": metrics_page()}
+    return {
+        DOCS / "config.md": config_page(),
+        DOCS / "metrics.md": metrics_page(),
+        DOCS / "worked-examples.md": examples_page("en"),
+        DOCS / "zh" / "worked-examples.md": examples_page("zh"),
+    }
 
 
 def stale() -> list[Path]:
@@ -88,6 +125,29 @@ def metrics_page() -> str:
         parts.append(f"## `{file}`\n\n{intro}\n")
         parts.append(table(["name", "meaning", "how to read it"], glossary_rows(entries)))
     return "\n".join(parts)
+
+
+def examples_page(language: Language) -> str:
+    parts = [MADE_BY, EXAMPLES_INTRO[language].format(count=len(EXAMPLES))]
+    for section, examples in groupby(EXAMPLES, key=lambda e: e.section):
+        rows = [example_row(e, language) for e in examples]
+        parts.append(f"## {say(f'title_{section}', language)}\n")
+        parts.append(table(EXAMPLES_HEADING[language], rows))
+    return "\n".join(parts)
+
+
+def example_row(example: Example, language: Language) -> list[str]:
+    name = say(f"example_{example.name}", language)
+    if example.section == "kl":
+        p, q = (" ".join(f"{x:.3g}" for x in part) for part in DISTRIBUTIONS[example.name])
+        name = say("colon", language).join((name, f"P = {p}, Q = {q}"))
+    cells = [
+        name,
+        say(f"of_{example.quantity}", language),
+        " ".join(number(x) for x in example.right).replace("-", "−"),
+        say(f"mistake_{example.mistake}", language) if example.mistake else "",
+    ]
+    return [f"`{example.id}`", *(cell.replace("|", "\\|") for cell in cells)]
 
 
 def glossary_rows(entries: dict[str, Entry]) -> list[list[str]]:

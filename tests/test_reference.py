@@ -46,7 +46,9 @@ def test_the_pages_on_disk_are_what_the_code_would_write(script):
 
 def test_a_page_with_one_changed_character_is_stale(script, monkeypatch, tmp_path):
     for path, text in script.build().items():
-        (tmp_path / path.name).write_text(text, encoding="utf-8")
+        copy = tmp_path / path.relative_to(script.DOCS)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(text, encoding="utf-8")
     monkeypatch.setattr(script, "DOCS", tmp_path)
     assert script.stale() == []
     page = tmp_path / "config.md"

@@ -1,5 +1,6 @@
 """`tether kl` as a person meets it."""
 
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,24 @@ def test_it_prints_both_directions_and_the_samples(tether):
     assert "KL(Q‖P) = 0.028168 nats = 0.040637 bits" in out
     assert "from outcomes drawn from P (seed 3)" in out
     assert out.count(" k3  ") == 3  # for 10, 100 and 1000
+
+
+def test_it_speaks_chinese_with_the_same_numbers(tether):
+    words = ("kl", "0.8,0.2", "0.7,0.3", "--samples", "1000", "--seed", "3")
+    _, english, _ = tether(*words)
+    code, chinese, _ = tether(*words, "--lang", "zh")
+    assert code == 0
+    assert "KL(P‖Q) = 0.025732 nat = 0.037124 比特" in chinese
+    assert "从 P 采样估计 KL(P‖Q)（种子 3）" in chinese
+    assert re.findall(r"-?\d+\.\d+", chinese) == re.findall(r"-?\d+\.\d+", english)
+    assert not {"outcome", "sum", "nats", "bits", "samples", "mean"} & set(chinese.split())
+
+
+def test_an_infinite_kl_is_told_in_chinese_too(tether):
+    code, out, _ = tether("kl", "0.5,0.5", "1,0", "--samples", "10", "--lang", "zh")
+    assert code == 0
+    assert "KL(P‖Q) = ∞ nat = ∞ 比特" in out
+    assert "KL(P‖Q) 为无穷大：结果 2 在 P 下的概率是 0.5，在 Q 下是 0。" in out
 
 
 def test_wrong_input_gets_one_sentence_and_code_2(tether):

@@ -101,7 +101,7 @@ def test_a_fresh_install_traces_the_example_in_chinese(tether):
     for number in range(1, 10):
         assert re.search(rf"^{number} ", out, flags=re.MULTILINE)
     assert "模型：tether:starter" in out
-    assert "价值模型是新建的，输出头从零开始，所以价值全为 0" in out
+    assert "Critic 是新建的，输出头从零开始，所以价值全为 0" in out
     assert "→ t.json" in out
     record = json.loads(Path("t.json").read_text(encoding="utf-8"))
     assert record["columns"] == {"answer": "是的，1+1=2"}

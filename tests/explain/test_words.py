@@ -11,7 +11,8 @@ from tether.explain import words
 from tether.explain.words import WORDS, say
 
 FOLDER = Path(words.__file__).parent
-SOURCES = [path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py") if path.stem != "words"]
+TABLES = {"words", "example_words"}
+SOURCES = [p.read_text(encoding="utf-8") for p in FOLDER.glob("*.py") if p.stem not in TABLES]
 
 
 def fields(text: str) -> set[str]:

@@ -14,6 +14,7 @@ from tether.algo.kl import estimate_kl, exact_kl
 from tether.algo.random import uniform
 from tether.errors import UserError
 from tether.explain.section import Section, Table
+from tether.explain.words import Language, say
 from tether.rollout.choose import inverse_cdf
 
 NATS_A_BIT = math.log(2)
@@ -47,21 +48,27 @@ def parse_pair(p_text: str, q_text: str) -> tuple[list[float], list[float]]:
     return p, q
 
 
-def tell_exact(p: Sequence[float], q: Sequence[float]) -> Section:
-    """Both directions, nats and bits, and the terms of the sums."""
-    rows = [["outcome", "p", "q", "p·ln(p/q)", "q·ln(q/p)"]]
+def tell_exact(p: Sequence[float], q: Sequence[float], language: Language = "en") -> Section:
+    """Tell both directions in nats and bits, with the terms of the sums."""
+    rows = [[say("kl_outcome", language), "p", "q", "p·ln(p/q)", "q·ln(q/p)"]]
     for i, (pi, qi) in enumerate(zip(p, q, strict=True), start=1):
         terms = [_number(_term(pi, qi)), _number(_term(qi, pi))]
         rows.append([str(i), _number(pi), _number(qi), *terms])
     forwards, backwards = exact_kl(p, q), exact_kl(q, p)
-    rows.append(["sum", _number(sum(p)), _number(sum(q)), _number(forwards), _number(backwards)])
+    sums = [_number(x) for x in (sum(p), sum(q), forwards, backwards)]
+    rows.append([say("kl_sum", language), *sums])
     lines = [
-        f"KL(P‖Q) = {_number(forwards)} nats = {_number(forwards / NATS_A_BIT)} bits",
-        f"KL(Q‖P) = {_number(backwards)} nats = {_number(backwards / NATS_A_BIT)} bits",
-        *_impossible("P", "Q", p, q),
-        *_impossible("Q", "P", q, p),
+        _line("P", "Q", forwards, language),
+        _line("Q", "P", backwards, language),
+        *_impossible("P", "Q", p, q, language),
+        *_impossible("Q", "P", q, p, language),
     ]
-    return Section("Exact KL", [Table(rows), *lines])
+    return Section(say("title_kl", language), [Table(rows), *lines])
+
+
+def _line(first: str, second: str, kl: float, language: Language) -> str:
+    bits = _number(kl / NATS_A_BIT)
+    return say("kl_line", language, p=first, q=second, nats=_number(kl), bits=bits)
 
 
 @dataclass(frozen=True)
@@ -92,12 +99,17 @@ def sample_estimates(
     return found
 
 
-def tell_samples(p: Sequence[float], q: Sequence[float], samples: int, seed: int) -> Section:
-    title = f"Estimates of KL(P‖Q) from outcomes drawn from P (seed {seed})"
+SAMPLE_COLUMNS = ("samples", "estimator", "mean", "bias", "spread", "error")  # `kl_…` in words
+
+
+def tell_samples(
+    p: Sequence[float], q: Sequence[float], samples: int, seed: int, language: Language = "en"
+) -> Section:
+    title = say("kl_samples_title", language, seed=seed)
     exact = exact_kl(p, q)
     if not math.isfinite(exact):
-        return Section(title, ["KL(P‖Q) is infinite, so there is nothing to converge to."])
-    rows = [["samples", "estimator", "mean", "mean − KL", "spread of one", "error of mean"]]
+        return Section(title, [say("kl_no_limit", language)])
+    rows = [[say(f"kl_{column}", language) for column in SAMPLE_COLUMNS]]
     before = None
     for e in sample_estimates(p, q, samples, seed):
         count = "" if e.samples == before else str(e.samples)
@@ -108,10 +120,9 @@ def tell_samples(p: Sequence[float], q: Sequence[float], samples: int, seed: int
     return Section(
         title,
         [
-            f"exact: {_number(exact)} nats",
+            say("kl_exact", language, nats=_number(exact)),
             Table(rows, numbers_from=2),
-            "k1 = log p − log q and k3 = q/p − 1 − log(q/p) average to the exact KL; k3 is never "
-            f"negative. k2 = (log p − log q)²/2 is biased: it tends to {limit}.",
+            say("kl_estimators", language, limit=limit),
         ],
     )
 
@@ -146,11 +157,12 @@ def _possible(p: Sequence[float], q: Sequence[float]) -> list[tuple[float, float
     return [(pi, qi) for pi, qi in zip(p, q, strict=True) if pi > 0]
 
 
-def _impossible(name: str, other: str, p: Sequence[float], q: Sequence[float]) -> list[str]:
-    """Why a KL is infinite."""
+def _impossible(
+    name: str, other: str, p: Sequence[float], q: Sequence[float], language: Language
+) -> list[str]:
+    """Say why a KL is infinite."""
     return [
-        f"KL({name}‖{other}) is infinite: outcome {i} has probability {pi:g} under {name} and 0 "
-        f"under {other}."
+        say("kl_infinite", language, p=name, q=other, i=i, probability=pi)
         for i, (pi, qi) in enumerate(zip(p, q, strict=True), start=1)
         if pi > 0 and qi == 0
     ]

@@ -5,15 +5,12 @@ from itertools import groupby
 from typing import Any
 
 from tether.explain.examples import EXAMPLES, TOLERANCE, Example
-from tether.explain.recompute import DISTRIBUTIONS
+from tether.explain.recompute_kl import DISTRIBUTIONS
 from tether.explain.section import Section, Table
 from tether.explain.words import Language, say
 from tether.run.directory import SCHEMA
 
-HEADINGS = {  # of the numbers, where they have names of their own
-    "kl": ["KL(P‖Q)", "bits", "KL(Q‖P)", "bits"],
-    "prompt": ["t1", "t2", "t3", "t4", "t5", "t6"],
-}
+TOKENS = ["t1", "t2", "t3", "t4", "t5", "t6"]
 
 
 def failures() -> list[Example]:
@@ -28,11 +25,12 @@ def record(language: Language) -> dict[str, Any]:
         "tolerance": TOLERANCE,
         "examples": [
             {
+                "id": e.id,
                 "section": say(f"title_{e.section}", language),
                 "example": say(f"example_{e.name}", language),
-                "quantity": e.quantity,
+                "quantity": say(f"of_{e.quantity}", language),
                 "computed": [_finite(x) for x in e.computed()],
-                "right": list(e.right),
+                "right": [_finite(x) for x in e.right],
                 "difference": _finite(e.difference()),
                 "agrees": e.difference() <= TOLERANCE,
                 "mistake": say(f"mistake_{e.mistake}", language) if e.mistake else None,
@@ -55,7 +53,7 @@ def tell_examples(language: Language) -> list[Section]:
 
 def _section(name: str, examples: list[Example], language: Language) -> Section:
     width = max(len(e.right) for e in examples)
-    rows = [[say("example", language), "", *HEADINGS.get(name, [""] * width)]]
+    rows = [[say("example", language), "", *_headings(name, width, language)]]
     for e in examples:
         computed, right = _pad(e.computed(), width), _pad(e.right, width)
         rows.append([_label(e, language), say("tether", language), *computed])
@@ -71,11 +69,19 @@ def _section(name: str, examples: list[Example], language: Language) -> Section:
     )
 
 
+def _headings(section: str, width: int, language: Language) -> list[str]:
+    """Name the columns of numbers, where they have names of their own."""
+    bits = say("bits", language)
+    named = {"kl": ["KL(P‖Q)", bits, "KL(Q‖P)", bits], "prompt": TOKENS}
+    return named.get(section, [""] * width)
+
+
 def _label(example: Example, language: Language) -> str:
     """What is computed, of what; where a heading says one of them, only the other."""
     name = say(f"example_{example.name}", language)
-    label = {"kl": name, "prompt": example.quantity}.get(
-        example.section, say("colon", language).join((name, example.quantity))
+    quantity = say(f"of_{example.quantity}", language)
+    label = {"kl": name, "prompt": quantity}.get(
+        example.section, say("colon", language).join((name, quantity))
     )
     return label if example.difference() <= TOLERANCE else f"{label} ✗"
 
@@ -94,15 +100,18 @@ def _mistake(example: Example, language: Language) -> str:
 
 
 def _pad(numbers: list[float] | tuple[float, ...], width: int) -> list[str]:
-    shown = [_number(x) for x in numbers]
+    shown = [number(x) for x in numbers]
     return shown + [""] * (width - len(shown))
 
 
-def _number(x: float) -> str:
+def number(x: float) -> str:
     """Six decimals, and eight where six would hide some of a small number."""
+    if math.isinf(x):
+        return "∞"
     hidden = abs(x) < 1e-3 and abs(round(x, 6) - x) > 1e-10
     return f"{x + 0.0:.8f}" if hidden else f"{x + 0.0:.6f}"
 
 
 def _finite(x: float) -> float | None:
+    """JSON has no infinity; null stands for it."""
     return x if math.isfinite(x) else None

@@ -2,36 +2,39 @@
 
 Keys of one kind share a prefix: `title_` heads a section, `what_` tells a twelve-year-old what a
 number is, `why_` says why a term is clipped or not, `note_` puts a trace in its place, `mistake_`
-is what people get wrong in a worked example. Imports nothing of tether.
+is what people get wrong in a worked example. The words of the examples have a module of their own.
+Chinese terms: token, nat, 比特, Actor, Critic, 参考模型; tests/test_chinese.py holds them.
 """
 
 from typing import Literal
+
+from tether.explain.example_words import EXAMPLE_WORDS
 
 Language = Literal["en", "zh"]
 
 WORDS: dict[str, tuple[str, str]] = {
     # Headings of a trace, in the order of the data flow.
     "title_trace": ("One prompt through one iteration of PPO", "一条提示词走完一轮 PPO"),
-    "title_actor": ("1 Actor: writes the response", "1 策略模型（actor）：生成回答"),
+    "title_actor": ("1 Actor: writes the response", "1 Actor（策略模型）：生成回答"),
     "title_turns": ("Turns and calls of tools", "各轮对话与工具调用"),
     "title_reference": (
         "2 Reference: the frozen copy reads it",
-        "2 参考模型（reference）：冻结的副本再读一遍",
+        "2 参考模型：冻结的副本再读一遍",
     ),
     "title_critic": (
         "3 Critic: expects so much reward from here on",
-        "3 价值模型（critic）：预计从此处起还能得多少奖励",
+        "3 Critic（价值模型）：预计从此处起还能得多少奖励",
     ),
-    "title_reward": ("4 Reward: scores the response", "4 奖励（reward）：给整个回答打分"),
+    "title_reward": ("4 Reward: scores the response", "4 奖励函数：给整个回答打分"),
     "title_shaping": (
         "5 Rewards: score − β·KL, token by token",
-        "5 逐词元奖励：得分 − β·KL",
+        "5 逐 token 奖励：得分 − β·KL",
     ),
     "title_advantage": (
         "6 Advantages: better or worse than expected?",
         "6 优势：比预期好还是差？",
     ),
-    "title_tokens": ("7 Every number of every token", "7 每个词元的每个数"),
+    "title_tokens": ("7 Every number of every token", "7 每个 token 的每个数"),
     "title_group": ("All rows of this update", "本次更新的所有回答"),
     "title_before": (
         "8 The objective before the update: every ratio is 1",
@@ -39,9 +42,9 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "title_after": (
         "9 After one critic and one actor update",
-        "9 价值模型和策略模型各更新一步之后",
+        "9 Critic 和 Actor 各更新一步之后",
     ),
-    "title_after_actor": ("9 After one actor update", "9 策略模型更新一步之后"),
+    "title_after_actor": ("9 After one actor update", "9 Actor 更新一步之后"),
     "title_notes": ("Notes", "说明"),
     # Labels.
     "model": ("model", "模型"),
@@ -58,7 +61,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "name": ("name", "名称"),
     "shape": ("shape", "形状"),
     "values_of": ("values", "数值"),
-    "token": ("token", "词元"),
+    "token": ("token", "token"),
     "id": ("id", "id"),
     "old": ("old", "old"),
     "ref": ("ref", "ref"),
@@ -109,7 +112,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "how sure its untouched copy would be",
         "没学过的副本会有多大把握",
     ),
-    "what_values": ("the critic's guess of points to come", "价值模型猜还能得多少分"),
+    "what_values": ("the critic's guess of points to come", "Critic 猜还能得多少分"),
     "what_final_values": ("its guess after the last piece", "最后一块之后的猜测"),
     "what_scores": ("points for the whole answer", "整个回答得了几分"),
     "what_token_level_scores": ("the points sit on the last piece", "分数放在最后一块上"),
@@ -123,8 +126,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "was it a good choice? surprises from here on",
         "选得好吗？把此后的意外加起来",
     ),
-    "what_returns": ("what the critic should have guessed", "价值模型本该猜的数"),
-    "what_policy_advantages": ("what the actor learns from", "策略模型据此学习"),
+    "what_returns": ("what the critic should have guessed", "Critic 本该猜的数"),
+    "what_policy_advantages": ("what the actor learns from", "Actor 据此学习"),
     "what_new_values": ("the critic's guess after one lesson", "学一步之后的猜测"),
     "what_id": ("the number of the piece", "小块的编号"),
     "what_ratio": (
@@ -167,7 +170,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "goal_dual": ("for A < 0 held at ≥ {bound}·A", "A < 0 时不低于 {bound}·A"),
     "goal_weights": (
         "w = the token's weight in the mean ({aggregation})",
-        "w 是该词元在平均中的权重（{aggregation}）",
+        "w 是该 token 在平均中的权重（{aggregation}）",
     ),
     "goal_share": (
         "The sums are this row's share of the {rows} rows that are updated on together.",
@@ -179,11 +182,11 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "step": (
         "Step: actor lr {actor_lr}, gradient norm {norm}{critic}.",
-        "步长：策略模型学习率 {actor_lr}，梯度范数 {norm}{critic}。",
+        "步长：Actor 学习率 {actor_lr}，梯度范数 {norm}{critic}。",
     ),
     "step_critic": (
         "; critic lr {lr}, loss {loss}, gradient norm {norm}",
-        "；价值模型学习率 {lr}，损失 {loss}，梯度范数 {norm}",
+        "；Critic 学习率 {lr}，损失 {loss}，梯度范数 {norm}",
     ),
     # Why a term is clipped or not.
     "verdict_inside": ("no", "否"),
@@ -226,16 +229,16 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "why_weight": (
         "no: the ratio is below {high}, so it weighs the token as it is.",
-        "否：比率低于 {high}，直接用作该词元的权重。",
+        "否：比率低于 {high}，直接用作该 token 的权重。",
     ),
     "why_cispo": (
         "yes: the weight is capped; the token keeps its gradient all the same.",
-        "是：权重封顶，但该词元仍保留梯度。",
+        "是：权重封顶，但该 token 仍保留梯度。",
     ),
     # Notes.
     "note_given": (
         "The response was given, not sampled: the log-probs say how likely the actor finds it.",
-        "回答是给定的，不是采样的：对数概率表示策略模型认为它有多可能。",
+        "回答是给定的，不是采样的：对数概率表示 Actor 认为它有多可能。",
     ),
     "note_sampled": (
         "Sampled as in training, at temperature {temperature} with seed {seed}; another --seed "
@@ -245,7 +248,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "note_masked": (
         "Tokens with – instead of numbers are a tool's. The policy read them and did not write "
         "them, so they have no loss, no reward, no KL and no advantage.",
-        "数字处为 – 的词元来自工具：策略只是读到它们，并没有写出它们，因此没有损失、奖励、KL，"
+        "数字处为 – 的 token 来自工具：策略只是读到它们，并没有写出它们，因此没有损失、奖励、KL，"
         "也没有优势。",
     ),
     "note_truncated": (
@@ -256,7 +259,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "note_bootstrap": (
         "Truncated, so not scored: the critic's value after the last token stands for what "
         "would follow (advantage.truncation bootstrap).",
-        "回答被截断，不打分：用最后一个词元之后的价值代替后续奖励（advantage.truncation "
+        "回答被截断，不打分：用最后一个 token 之后的价值代替后续奖励（advantage.truncation "
         "bootstrap）。",
     ),
     "note_no_reference": (
@@ -266,17 +269,17 @@ WORDS: dict[str, tuple[str, str]] = {
     "note_same_reference": (
         "Actor and reference are the same weights, so every KL is 0; trace a run (--model "
         "runs/…) to see it move.",
-        "策略模型与参考模型权重相同，所以 KL 全为 0；用 --model runs/… "
+        "Actor 与参考模型权重相同，所以 KL 全为 0；用 --model runs/… "
         "追踪一次训练，就能看到它变化。",
     ),
     "note_no_critic": (
         "{estimator} needs no critic: values are 0, and δ is just the reward.",
-        "{estimator} 不需要价值模型：价值全为 0，δ 就是奖励。",
+        "{estimator} 不需要 Critic：价值全为 0，δ 就是奖励。",
     ),
     "note_zero_head": (
         "The critic is fresh and its head starts at zero, so every value is 0; a run's critic "
         "has learnt.",
-        "价值模型是新建的，输出头从零开始，所以价值全为 0；训练过的才会猜。",
+        "Critic 是新建的，输出头从零开始，所以价值全为 0；训练过的才会猜。",
     ),
     "note_group": (
         "{rows} responses were sampled and updated on together; the first one is shown.",
@@ -285,7 +288,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "note_no_signal": (
         "Every advantage is 0, so the actor has nothing to learn here; try another --seed or "
         "--response TEXT.",
-        "优势全为 0，策略模型在这里学不到东西；可换 --seed，或用 --response TEXT 给出回答。",
+        "优势全为 0，Actor 在这里学不到东西；可换 --seed，或用 --response TEXT 给出回答。",
     ),
     "note_whitening": (
         "Training whitens advantages over the whole batch (subtract its mean, divide by its "
@@ -310,112 +313,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "source_typed": ("typed", "由命令行给出"),
     "source_sum": ("worked out from the prompt", "由提示词算出"),
-    # Worked examples.
-    "title_kl": ("Exact KL", "精确 KL"),
-    "title_code": ("Code lengths in bits", "编码长度（比特）"),
-    "title_sampled": ("KL from samples", "由采样估计 KL"),
-    "title_prompt": (
-        "你知道1+1=2吗？ → 是的，1+1=2 (β = 0.01, γ = 1)",
-        "你知道1+1=2吗？ → 是的，1+1=2（β = 0.01，γ = 1）",
-    ),
-    "title_prompt_sums": ("The same response, summed", "同一个回答的合计"),
-    "title_clip": ("Clip, ε = 0.2", "裁剪，ε = 0.2"),
-    "title_surprisal": ("Surprisal", "自信息"),
-    "title_counting": ("Counting", "计数"),
-    "tether": ("tether", "tether"),
-    "right": ("right", "正确答案"),
-    "example": ("example", "例子"),
-    "common_mistake": ("✗ A common mistake ({name}): {text}", "✗ 常见错误（{name}）：{text}"),
-    "agree": (
-        "All {count} examples agree with the right answers to {tolerance:g}.",
-        "全部 {count} 个例子都与正确答案一致（误差不超过 {tolerance:g}）。",
-    ),
-    "differ": (
-        "{failed} of {count} examples differ from the right answer by more than {tolerance:g}.",
-        "{count} 个例子中有 {failed} 个与正确答案相差超过 {tolerance:g}。",
-    ),
-    "example_die": ("fair die, loaded die", "公平骰子与灌铅骰子"),
-    "example_coin": ("coin", "硬币"),
-    "example_tokens": ("search, think, answer", "搜索、思考、回答"),
-    "example_tokens_again": ("the same tokens again", "同样的词元，另一例"),
-    "example_weather": ("weather code", "天气编码"),
-    "example_forecaster": ("forecaster", "天气预报员"),
-    "example_mild": ("four moves, mild change", "四个动作，小改动"),
-    "example_wild": ("four moves, wild change", "四个动作，大改动"),
-    "example_grades": ("exam grades", "考试成绩"),
-    "example_answer": ("是的，1+1=2", "是的，1+1=2"),
-    "example_illustrative": (
-        "A = 0.13 0.10 0.08 0.05 0.03 0.05",
-        "A = 0.13 0.10 0.08 0.05 0.03 0.05",
-    ),
-    "example_rise": ("π 0.3 → 0.6, A = 1", "π 0.3 → 0.6，A = 1"),
-    "example_rise_reward": ("its reward, β = 0.1, π_ref = 0.3", "它的奖励，β = 0.1，π_ref = 0.3"),
-    "example_next_rollout": ("drawn next time at π = 0.6", "下一次以 π = 0.6 采到它"),
-    "example_fall": ("r = 0.5, A = −1", "r = 0.5，A = −1"),
-    "example_wrong_way": ("r = 1.5, A = −1", "r = 1.5，A = −1"),
-    "example_dual": ("r = 5, A = −1, dual clip 3", "r = 5，A = −1，双重裁剪 3"),
-    "example_million": ("one in a million", "百万分之一"),
-    "example_three_tenths": ("p = 0.3", "p = 0.3"),
-    "example_half": ("p = 0.5", "p = 0.5"),
-    "example_log_ratio": ("log(0.5 / 0.3)", "log(0.5 / 0.3)"),
-    "example_steps": (
-        "1024 rows, minibatches of 64, 4 epochs",
-        "1024 行，小批次 64 行，4 遍",
-    ),
-    "mistake_coin": (
-        "0.0262 nats: the logarithms were rounded before they were added.",
-        "0.0262 奈特：先把对数四舍五入再相加。",
-    ),
-    "mistake_tokens_again": (
-        "0.033 nats: again rounding carried through.",
-        "0.033 奈特：同样是舍入误差一路带了下来。",
-    ),
-    "mistake_weather": (
-        "0.204 bits: the cross-entropy was wrong to begin with.",
-        "0.204 比特：交叉熵一开始就算错了。",
-    ),
-    "mistake_code": (
-        "A cross-entropy of 1.361 bits; it is 1.279586.",
-        "交叉熵写成 1.361 比特；应为 1.279586。",
-    ),
-    "mistake_forecaster": (
-        "−0.064 bits: the sign is lost; KL is never negative.",
-        "−0.064 比特：符号弄反了；KL 从不为负。",
-    ),
-    "mistake_mild": ("0.01 nats: less than a third of it.", "0.01 奈特：不到正确值的三分之一。"),
-    "mistake_wild": ("0.5 nats: a quarter too high.", "0.5 奈特：高了四分之一。"),
-    "mistake_grades": (
-        "0.035 and 0.031 bits: the numbers are right, but they are nats.",
-        "0.035 和 0.031 比特：数没错，但单位是奈特。",
-    ),
-    "mistake_direction": (
-        "Taking this mean for KL(current‖reference). Drawn from the reference it estimates "
-        "−KL(reference‖current); PPO draws from the current policy, where the mean of k1 is "
-        "KL(current‖reference).",
-        "把这个均值当成 KL(当前‖参考)。从参考模型采样时它估计的是 −KL(参考‖当前)；PPO "
-        "从当前策略采样，那时 k1 的均值才是 KL(当前‖参考)。",
-    ),
-    "mistake_illustrative": (
-        "0.13 0.10 0.08 0.05 0.03 0.05: illustrative only, no λ gives them.",
-        "0.13 0.10 0.08 0.05 0.03 0.05：只是示意，没有哪个 λ 能算出它们。",
-    ),
-    "mistake_scaled": (
-        "Scaling the advantage by 0.930685. PPO's reward uses π_old, so k1 is 0 here; the new "
-        "policy pays for its KL when the next rollout draws from it.",
-        "把优势乘以 0.930685。PPO 的奖励用的是 π_old，这里 k1 为 0；新策略要到下一次采样才为 KL "
-        "付费。",
-    ),
-    "mistake_max": (
-        "Writing a max for A < 0. It is min(r·A, clip(r)·A) for either sign: −0.8 at r = 0.5, "
-        "−1.5 and not −1.2 at r = 1.5.",
-        "A < 0 时写成 max。不论正负都是 min(r·A, clip(r)·A)：r = 0.5 时为 −0.8，r = 1.5 时为 −1.5 "
-        "而不是 −1.2。",
-    ),
-    "mistake_million": ("23.2 bits.", "23.2 比特。"),
-    "mistake_units": (
-        "Calling 0.510826 bits; it is nats, and 0.736966 bits.",
-        "把 0.510826 说成比特；它是奈特，合 0.736966 比特。",
-    ),
+    **EXAMPLE_WORDS,
 }
 
 
