@@ -45,6 +45,17 @@ CASES = {
         {"model.lora.rank": 16, "critic.shared_trunk": True, "actor.microbatch_tokens": 512},
         rollout={"prompts": 2, "samples_per_prompt": 2, "max_response_tokens": 80},
     ),
+    "lora_both": Case(
+        "LoRA on the actor and on a critic of its own",
+        {**LARGE, "num_attention_heads": 16, "num_key_value_heads": 8},
+        {
+            "model.lora.rank": 16,
+            "model.critic_lora.rank": 16,
+            "actor.microbatch_tokens": 512,
+            "critic.microbatch_tokens": 512,
+        },
+        rollout={"prompts": 2, "samples_per_prompt": 2, "max_response_tokens": 80},
+    ),
     "grpo": Case(
         "grpo, no critic, long rows, layers recomputed",
         {**SMALL, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 4},

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tether.config import Config, RolloutSection
+from tether.data.prompts import Reading
 from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.explain.trace import trace_prompt
@@ -84,12 +85,12 @@ def _attempt(
     return here(config, reward, watch, resume, allow_changed)
 
 
-def check(config: ConfigLike, reward: Reward | None = None) -> Plan:
+def check(config: ConfigLike, reward: Reward | None = None, reading: Reading | None = None) -> Plan:
     """Load and validate everything that a run needs; train nothing, write nothing. Weights that
     are not here or do not fit are planned for by their model's config.json."""
     config = as_config(config)
     refuse_taken(config.run.dir, config.run.overwrite)
-    return preview(config, reward)
+    return preview(config, reward, reading)
 
 
 def evaluate(

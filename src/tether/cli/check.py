@@ -1,9 +1,15 @@
 """`tether check`: the plan of a run, without training."""
 
+import sys
+
 from tether.cli.overrides import CONTEXT, ConfigCommand, RecipeAndFields, one_word, parse_words
-from tether.cli.text import printable, table
+from tether.cli.text import ReadingLines, printable, table
 
 COMMAND = {"cls": ConfigCommand, "context_settings": CONTEXT}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def check(
@@ -15,7 +21,7 @@ def check(
 
     plain, overrides = parse_words(words or [])
     recipe = one_word(plain, "arithmetic", "recipe")
-    plan = api.check(load_config(recipe, overrides))
+    plan = api.check(load_config(recipe, overrides), reading=ReadingLines(_say))
     sections = {
         f"plan of {recipe}": plan.lines(),
         "memory of a process": plan.memory_lines(),

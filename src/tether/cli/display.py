@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tether.cli.text import printable, score_text, table
+from tether.cli.text import ReadingLines, printable, score_text, table
 from tether.config import Config
 from tether.dist.environment import launched_rank
 from tether.train.evaluate import Evaluation
@@ -30,12 +30,16 @@ class Display(Watcher):
         self.task = None
         self.prompt = "Hello"
         self.score: float | None = None
+        self.reading_lines = ReadingLines(self._say)
 
     def __enter__(self) -> "Display":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.progress.stop()
+
+    def reading(self, path: str, rows: int) -> None:
+        self.reading_lines(path, rows)
 
     def started(self, run: Path, iterations: int) -> None:
         c = self.config
@@ -45,6 +49,8 @@ class Display(Watcher):
             f"{c.rollout.samples_per_prompt} samples = {c.rows} rows; "
             f"actor {c.model.actor}, threads {c.threads}, seed {c.seed}"
         )
+        if c.data.heldout is None:
+            self._say("held-out   none: data.heldout is not set, so nothing is evaluated")
 
     def resumed(self, iterations_done: int, checkpoint: Path | None) -> None:
         where = "there is no checkpoint yet" if checkpoint is None else f"checkpoint {checkpoint}"
@@ -58,7 +64,8 @@ class Display(Watcher):
 
     def evaluating(self, prompts: int) -> None:
         if self.task is None:
-            self._say(f"evaluating {prompts} held-out prompts …")
+            files = [file.path for file in self.config.data.files("heldout")]
+            self._say(f"evaluating {prompts} held-out prompts of {', '.join(files)} …")
 
     def evaluated(self, evaluation: Evaluation) -> None:
         greedy, sampled = evaluation.greedy, evaluation.sampled

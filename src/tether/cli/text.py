@@ -1,6 +1,10 @@
 """Text for a terminal. A model's words are data: whatever they are, they must not steer it."""
 
 import sys
+import time
+from collections.abc import Callable
+
+READING_SECONDS = 5.0  # between two lines about a long file
 
 
 def printable(text: str) -> str:
@@ -11,6 +15,18 @@ def printable(text: str) -> str:
 def score_text(score: float, binary: bool) -> str:
     """A mean of 0/1 scores reads as a percentage, any other as a number."""
     return f"{score:.1%}" if binary else f"{score:.3f}"
+
+
+class ReadingLines:
+    """Say every few seconds how far a data file has been read; of a short one, nothing."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.said = say, time.monotonic()
+
+    def __call__(self, path: str, rows: int) -> None:
+        if time.monotonic() - self.said >= READING_SECONDS:
+            self.said = time.monotonic()
+            self.say(f"reading    {printable(path)}: {rows:,} rows so far …")
 
 
 def complain(message: str) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -71,6 +71,31 @@ def render_chat(
         raise TemplateFailed(one_line(error)) from None
 
 
+def render_chats(
+    tokenizer: "PreTrainedTokenizerBase", conversations: Sequence[Sequence[Mapping[str, str]]]
+) -> list[str] | None:
+    """Return many conversations as text up to where the response begins, in a tenth of the time.
+
+    Messages have a role and a content and no more. None where one of them fails or exceeds a
+    limit: `render_chat`, asked for one at a time, finds out which, and says why.
+    """
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        return None
+    request = {
+        "template": template,
+        "conversations": conversations,
+        "variables": dict(tokenizer.special_tokens_map),
+        "seconds": SECONDS,
+    }
+    if template not in _shipped_templates():
+        return _child.render_many(request)
+    try:
+        return list(_render_many(request))
+    except Exception:
+        return None
+
+
 @cache
 def _shipped_templates() -> frozenset[str]:
     files = [assets.resolve(f"tether:{name}") / "tokenizer_config.json" for name in SHIPPED]
@@ -94,6 +119,19 @@ def _render(request: Mapping[str, Any]) -> str:
     return text
 
 
+def _render_many(request: Mapping[str, Any]) -> Iterator[str]:
+    """Render each conversation as `_render` would. Most of its time goes into copying what is the
+    same for all of them; here that is made ready once."""
+    from transformers.utils import chat_template_utils as theirs
+
+    compiled = theirs._compile_jinja_template(request["template"])
+    known = {**compiled.globals, **request["variables"]}
+    known |= {"add_generation_prompt": True, "tools": None, "documents": None}
+    for messages in request["conversations"]:
+        context = compiled.new_context({**known, "messages": messages}, shared=True)
+        yield "".join(compiled.root_render_func(context))
+
+
 class _Child:
     """The process that renders, started when it is first needed and again after it was ended."""
 
@@ -103,6 +141,20 @@ class _Child:
         self.owner = 0  # a fork of this process must not share the pipes
 
     def render(self, request: Mapping[str, Any]) -> str:
+        said = self._ask(request)
+        if "too_costly" in said:
+            raise TemplateTooCostly(f"The model's chat template {said['too_costly']}.")
+        if "error" in said:
+            raise TemplateFailed(said["error"])
+        return said["text"]
+
+    def render_many(self, request: Mapping[str, Any]) -> list[str] | None:
+        try:
+            return self._ask(request).get("texts")
+        except TemplateTooCostly:
+            return None
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         line = json.dumps(request).encode() + b"\n"
         with self.lock:
             process = self._running()
@@ -113,12 +165,7 @@ class _Child:
             if not answer.endswith(b"\n"):
                 self.process = None
                 raise TemplateTooCostly(_why_it_ended(process.wait()))
-        said = json.loads(answer)
-        if "too_costly" in said:
-            raise TemplateTooCostly(f"The model's chat template {said['too_costly']}.")
-        if "error" in said:
-            raise TemplateFailed(said["error"])
-        return said["text"]
+        return json.loads(answer)
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self.process is None or self.owner != os.getpid():
@@ -156,7 +203,9 @@ def main() -> None:
 
         _limit_memory()
         for line in sys.stdin.buffer:
-            said = _answer(json.loads(line), len(line))
+            request = json.loads(line)
+            answer = _answer_many if "conversations" in request else _answer
+            said = answer(request, len(line))
             answers.write(json.dumps(said) + "\n")
             answers.flush()
 
@@ -174,6 +223,23 @@ def _answer(request: Mapping[str, Any], size: int) -> dict[str, str]:
     if len(text) > EXTRA_CHARACTERS + GROWTH * size:
         return {"too_costly": f"made {len(text):,} characters of a prompt of {size:,}"}
     return {"text": text}
+
+
+def _answer_many(request: Mapping[str, Any], size: int) -> dict[str, Any]:
+    texts, written = [], 0
+    try:
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+        for text in _render_many(request):
+            written += len(text)
+            if written > EXTRA_CHARACTERS + GROWTH * size:
+                return {}
+            texts.append(text)
+            signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+    except Exception:  # one at a time it will be said
+        return {}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return {"texts": texts}
 
 
 def _limit_memory() -> None:

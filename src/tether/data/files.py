@@ -69,7 +69,8 @@ def is_nested(value: Any, levels: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     inside = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(is_nested(item, levels - 1) for item in inside)
+    deeper = [item for item in inside if isinstance(item, dict | list)]
+    return levels == 0 or any(is_nested(item, levels - 1) for item in deeper)
 
 
 def _open(path: str) -> BinaryIO:
@@ -84,14 +85,14 @@ def _open(path: str) -> BinaryIO:
 
 def _read_json_lines(path: str) -> Found:
     with _open(path) as file:
-        content = file.read()
-    # Only a line feed ends a line: JSON text may hold other separators, such as U+2028.
-    content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
-    for position, line in enumerate(content.split(b"\n") if content else []):
-        try:
-            yield position, _parse_json(line)
-        except BadRow as problem:
-            yield position, problem
+        # Only a line feed ends a line: JSON text may hold other separators, such as U+2028.
+        for position, line in enumerate(file):
+            if position == 0:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            try:
+                yield position, _parse_json(line.removesuffix(b"\n"))
+            except BadRow as problem:
+                yield position, problem
 
 
 def _parse_json(line: bytes) -> dict[str, Any]:

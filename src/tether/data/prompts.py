@@ -1,21 +1,24 @@
 """Prompt files: read, checked and tokenised before training, then taken by iteration."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, islice
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tether.algo.random import permutation
 from tether.config import DataFile, DataSection
-from tether.data.chat_templates import TemplateTooCostly
+from tether.data.bulk import encode_prompts
 from tether.data.files import BadRow, FileRow, read_file
 from tether.data.mixing import earliest, exact, turn
-from tether.data.shapes import names, prompt_of, readable, require, reward_columns
-from tether.data.templates import render_prompt
+from tether.data.shapes import Prompt, names, prompt_of, readable, require, reward_columns
 from tether.errors import UserError
 from tether.types import Prompts
+
+BATCH = 4096  # rows that are encoded together
+Reading = Callable[[str, int], None]  # a file, and how many of its rows have been read
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,12 @@ class PromptSet:
         starts = [0, *accumulate(self.sizes)]
         weights = [exact(weight) for weight in self.weights]
 
-        @cache
-        def order(file: int, data_pass: int) -> list[int]:
-            purpose = f"shuffle {file}" if file else "shuffle"
-            return permutation(self.sizes[file], seed, purpose, data_pass).tolist()
-
         def row(position: int) -> int:
             file, taken = turn(position, weights)
             data_pass, place = divmod(taken, self.sizes[file])
-            return starts[file] + (order(file, data_pass)[place] if shuffle else place)
+            if shuffle:
+                place = int(_order(self.sizes[file], seed, file, data_pass)[place])
+            return starts[file] + place
 
         return self._pick(row(p) for p in range(iteration * count, (iteration + 1) * count))
 
@@ -61,32 +61,41 @@ class PromptSet:
         return Prompts(**{name: [getattr(p, name)[i] for i in rows] for name in vars(p)})
 
 
+@lru_cache(maxsize=8)
+def _order(size: int, seed: int, file: int, data_pass: int) -> np.ndarray:
+    """The order of a file's rows in one data pass; kept, as iterations ask for the same again."""
+    purpose = f"shuffle {file}" if file else "shuffle"
+    return permutation(size, seed, purpose, data_pass).numpy()
+
+
 def load_prompts(
     files: str | Sequence[DataFile],
     data: DataSection,
     tokenizer: PreTrainedTokenizerBase,
     columns: Sequence[str] = (),
     context: int | None = None,
+    reading: Reading | None = None,
 ) -> PromptSet:
-    """Every row, checked. A broken one is refused with its file and line, or left out and named.
+    """Read and check every row. A broken one is refused with its file and line, or left out and
+    named.
 
     `columns` must be there besides the prompt; `context` is how many tokens a prompt may have for
-    the model's sake.
+    the model's sake; `reading` is told every now and then how far it is.
     """
     files = [DataFile(path=files)] if isinstance(files, str) else files
     found, sizes, broken = Prompts([], [], [], [], [], []), [], []
     for file in files:
-        before, problems = len(found), []
-        for row in read_file(file.path):
-            try:
-                _add(found, row, file.path, data, tokenizer, columns, context)
-            except TemplateTooCostly:
-                raise
-            except (BadRow, UserError) as problem:  # a template may refuse a single row
-                where = f"{row.place}: {problem}"
+        before, problems, read = len(found), [], 0
+        rows = read_file(file.path)
+        while batch := list(islice(rows, BATCH)):
+            for place, problem in _add(found, batch, file.path, data, tokenizer, columns, context):
+                where = f"{place}: {problem}"
                 if data.on_bad_row == "refuse":
-                    raise UserError(where) from None
+                    raise UserError(where)
                 problems.append(where)
+            read += len(batch)
+            if reading is not None:
+                reading(file.path, read)
         if len(found) == before:
             first = f" that can be used; {problems[0]}" if problems else "; write one a line."
             raise UserError(f"{file.path} has no rows{first}")
@@ -97,31 +106,51 @@ def load_prompts(
 
 def _add(
     found: Prompts,
-    row: FileRow,
+    batch: list[FileRow],
     path: str,
     data: DataSection,
     tokenizer: PreTrainedTokenizerBase,
     wanted: Sequence[str],
     context: int | None,
-) -> None:
+) -> Iterator[tuple[str, Exception]]:
+    """Add the good rows of a batch; yield the place of each broken one and what is wrong there."""
+    shaped = [_shaped(row, path, data) for row in batch]
+    prompts = [prompt for prompt in shaped if not isinstance(prompt, BadRow)]
+    encoded = iter(encode_prompts(tokenizer, prompts, data.system_prompt))
+    for row, prompt in zip(batch, shaped, strict=True):
+        try:
+            if isinstance(prompt, BadRow):
+                raise prompt
+            ids = next(encoded)
+            if isinstance(ids, UserError):  # a template may refuse a single row
+                raise ids
+            _check_length(len(ids), data.max_prompt_tokens, context)
+            columns = reward_columns(row.columns, data.prompt_column, data.columns)
+            require(wanted, columns)
+        except (BadRow, UserError) as problem:
+            yield row.place, problem
+            continue
+        found.texts.append(readable(prompt))
+        found.ids.append(ids)
+        found.columns.append(columns)
+        found.positions.append(row.position)
+        found.files.append(path)
+        found.messages.append(None if isinstance(prompt, str) else prompt)
+
+
+def _shaped(row: FileRow, path: str, data: DataSection) -> Prompt | BadRow:
+    """The prompt of a row, or what is wrong with it."""
     if row.problem is not None:
-        raise row.problem
+        return row.problem
     if data.prompt_column not in row.columns and path.lower().endswith(".csv"):
-        raise BadRow(
+        return BadRow(
             f"there is no column {data.prompt_column!r} (the first line names "
             f"{names(row.columns)}); write the columns' names there, or set data.prompt_column."
         )
-    prompt = prompt_of(row.columns, data.prompt_column)
-    ids = render_prompt(tokenizer, prompt, data.system_prompt)
-    _check_length(len(ids), data.max_prompt_tokens, context)
-    columns = reward_columns(row.columns, data.prompt_column, data.columns)
-    require(wanted, columns)
-    found.texts.append(readable(prompt))
-    found.ids.append(ids)
-    found.columns.append(columns)
-    found.positions.append(row.position)
-    found.files.append(path)
-    found.messages.append(None if isinstance(prompt, str) else prompt)
+    try:
+        return prompt_of(row.columns, data.prompt_column)
+    except BadRow as problem:
+        return problem
 
 
 def _check_length(tokens: int, limit: int, context: int | None) -> None:

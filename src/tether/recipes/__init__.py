@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from tether.assets import is_shipped
 from tether.config import TOOL_TAGS, UPDATE_KINDS, Config, count_values, walk_fields
 from tether.errors import UserError
 
@@ -44,8 +45,20 @@ def load_config(
     """
     mapping = read_recipe(recipe)
     _refuse_other_stage(recipe, mapping, schema)
+    _drop_shipped_heldout(mapping, overrides or {})
     merge_overrides(mapping, overrides or {}, schema)
     return validate_config(mapping, schema)
+
+
+def _drop_shipped_heldout(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Held-out prompts that ship belong to training data that ship: with data of the user's own
+    they would measure another task, and ask the reward about columns that it does not know."""
+    data = mapping.get("data")
+    if "data.train" not in overrides or "data.heldout" in overrides or not isinstance(data, dict):
+        return
+    shipped = is_shipped(data.get("train")) and is_shipped(data.get("heldout"))
+    if shipped and not is_shipped(overrides["data.train"]):
+        del data["heldout"]
 
 
 def validate_config(mapping: Mapping[str, Any], schema: type[Schema] = Config) -> Schema:

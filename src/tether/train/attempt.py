@@ -73,7 +73,7 @@ def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
     settings = config.run
     from_first(lambda: refuse_taken(settings.dir, settings.overwrite))
     torch.set_num_threads(config.threads)
-    roles = build_roles(config, reward)
+    roles = build_roles(config, reward, watch.reading)
     try:
         plan = make_plan(config, roles)
         from_first(lambda: check_disk(plan, settings.dir or RUNS))
@@ -95,7 +95,7 @@ def go_on(
             return finished_result(run, config, read_evaluations(run))
         start = from_first(lambda: find_start(run, config, allow_changed))
         torch.set_num_threads(config.threads)
-        roles = build_roles(config, reward)
+        roles = build_roles(config, reward, watch.reading)
         try:
             changes = changed_inputs(start, roles.inputs)
             start.events.extend(refuse_changes(changes, allow_changed))

@@ -71,6 +71,9 @@ class Relay(Watcher):
         self.line = line
         self.tell = line.say if is_watched else lambda *message: None
 
+    def reading(self, path: str, rows: int) -> None:
+        self.tell("reading", path, rows)
+
     def started(self, run: Path, iterations: int) -> None:
         self.line.keep(str(run))
         self.tell("started", run, iterations)

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tether.config import Config, DataFile, LoraSection
-from tether.data.prompts import PromptSet, load_prompts
+from tether.data.prompts import PromptSet, Reading, load_prompts
 from tether.dist.shard import shard
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device
@@ -53,7 +53,9 @@ class Roles:
     broken: list[str]  # rows of data and of corpora that were left out, and why
 
 
-def build_roles(config: Config, reward: Reward | None = None) -> Roles:
+def build_roles(
+    config: Config, reward: Reward | None = None, reading: Reading | None = None
+) -> Roles:
     """Load and check everything that a run needs; nothing is trained yet."""
     device = pick_device(config.device)
     columns = columns_wanted(config.reward, reward)
@@ -64,7 +66,7 @@ def build_roles(config: Config, reward: Reward | None = None) -> Roles:
 
     def load(files: str | list[DataFile]) -> PromptSet:
         context = room_for_prompts(config, model.config)
-        return load_prompts(files, config.data, vocabulary.tokenizer, columns, context)
+        return load_prompts(files, config.data, vocabulary.tokenizer, columns, context, reading)
 
     actor = Policy(model, rollout.temperature, config.actor.microbatch_tokens)
     train_prompts = load(config.data.train)

@@ -7,6 +7,9 @@ from tether.train.outcome import Outcome
 
 
 class Watcher:
+    def reading(self, path: str, rows: int) -> None:
+        """Called while a data file is read; `rows` of it have been."""
+
     def started(self, run: Path, iterations: int) -> None: ...
 
     def resumed(self, iterations_done: int, checkpoint: Path | None) -> None: ...

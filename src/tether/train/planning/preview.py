@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tether.config import Config, DataFile
-from tether.data.prompts import PromptSet, load_prompts
+from tether.data.prompts import PromptSet, Reading, load_prompts
 from tether.models.loading import find_model, has_tokenizer, has_weights, load_vocabulary
 from tether.rewards.function import Reward
 from tether.rewards.parts import columns_wanted, learned_model
@@ -17,18 +17,24 @@ from tether.train.planning.units import byte_text
 from tether.train.roles import build_roles, room_for_prompts
 
 
-def preview(config: Config, reward: Reward | None) -> Plan:
+def preview(config: Config, reward: Reward | None, reading: Reading | None = None) -> Plan:
     reason = _why_not_loaded(config)
     if reason is None:
-        roles = build_roles(config, reward)
+        roles = build_roles(config, reward, reading)
         roles.reward.close()
         return make_plan(config, roles)
     networks = outline_networks(config)
     check_layers_divide(config, networks)
-    return _plan_shapes(config, networks, reward, reason)
+    return _plan_shapes(config, networks, reward, reason, reading)
 
 
-def _plan_shapes(config: Config, networks: Networks, reward: Reward | None, reason: str) -> Plan:
+def _plan_shapes(
+    config: Config,
+    networks: Networks,
+    reward: Reward | None,
+    reason: str,
+    reading: Reading | None,
+) -> Plan:
     """The data are read all the same, if there is a tokenizer to read them with."""
     settings, columns = config.model, columns_wanted(config.reward, reward)
     room = room_for_prompts(config, networks.actor.config)
@@ -42,7 +48,7 @@ def _plan_shapes(config: Config, networks: Networks, reward: Reward | None, reas
     vocabulary = load_vocabulary(settings.actor, networks.actor, settings.hub)
 
     def load(files: str | list[DataFile]) -> PromptSet:
-        return load_prompts(files, config.data, vocabulary.tokenizer, columns, room)
+        return load_prompts(files, config.data, vocabulary.tokenizer, columns, room, reading)
 
     train_prompts = load(config.data.train)
     heldout = None if config.data.heldout is None else load(config.data.heldout)
