@@ -23,6 +23,7 @@ from tether.rollout.tools.build import build_turns
 from tether.run.checkpoints import latest_checkpoint
 from tether.run.directory import CONFIG, RUNS, is_run, refuse_taken
 from tether.run.reader import find_runs
+from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.stages import RewardModelConfig, SFTConfig
 from tether.train.attempt import attempt
 from tether.train.checkpoint import load_adapter, load_plain_actor
@@ -98,8 +99,12 @@ def evaluate(
     recipe: str | os.PathLike[str] = "arithmetic",
     overrides: Mapping[str, Any] | None = None,
     reward: Reward | None = None,
+    trust_run: bool = False,
 ) -> Evaluation:
-    """Score a run's newest checkpoint, or a model directory, on a recipe's held-out prompts."""
+    """Score a run's newest checkpoint, or a model directory, on a recipe's held-out prompts.
+
+    With `trust_run`, Python files and addresses that a run's config names are used.
+    """
     run = Path(model) if is_run(Path(model)) else None
     recipe = recipe if run is None else run / CONFIG
     began = load_config(recipe).model
@@ -108,6 +113,9 @@ def evaluate(
     if run is not None and not adapted:  # KL is measured against what the run began with
         changes["model.reference"] = began.reference or began.actor
     config = load_config(recipe, {**changes, **(overrides or {})})
+    if run is not None and not trust_run:
+        used = ("model", "rollout") if reward is not None else SECTIONS
+        refuse_untrusted(run, config.to_dict(), used, typed=[*(overrides or {})])
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)
     try:
@@ -148,10 +156,14 @@ class Talker:
     """A loaded model that answers prompts."""
 
     def __init__(
-        self, model: str, max_tokens: int | None = None, system_prompt: str | None = None
+        self,
+        model: str,
+        max_tokens: int | None = None,
+        system_prompt: str | None = None,
+        trust_run: bool = False,
     ) -> None:
-        self.model, self.vocabulary = load_plain(model)
-        settings = _rollout_settings(model)
+        settings = _rollout_settings(model, trust_run)
+        self.model, self.vocabulary = load_plain(model, trust_run)
         self.episodes = build_turns(settings, self.vocabulary).episodes
         # What tools say counts as well, so that a run with tools needs its own limit.
         usual = settings.max_response_tokens if settings.is_multi_turn else MAX_TOKENS
@@ -181,12 +193,14 @@ class Talker:
         return list(zip(texts, finished, strict=True))
 
 
-def _rollout_settings(model: str) -> RolloutSection:
+def _rollout_settings(model: str, trust_run: bool) -> RolloutSection:
     """A run goes on with the tools it was trained with; another model has none."""
     if not is_run(Path(model)):
         return RolloutSection()
-    settings = read_recipe(Path(model) / CONFIG).get("rollout", {})
-    return validate_config(settings, RolloutSection)
+    settings = validate_config(read_recipe(Path(model) / CONFIG).get("rollout", {}), RolloutSection)
+    if not trust_run:
+        refuse_untrusted(Path(model), {"rollout": settings.model_dump(mode="json")}, ["rollout"])
+    return settings
 
 
 def generate(
@@ -196,9 +210,13 @@ def generate(
     temperature: float = 0.0,
     max_tokens: int | None = None,
     seed: int = 0,
+    trust_run: bool = False,
 ) -> list[str]:
-    """The responses of a run or model directory (default: the newest run) to one prompt."""
-    talker = Talker(pick_model(model), max_tokens)
+    """The responses of a run or model directory (default: the newest run) to one prompt.
+
+    With `trust_run`, tools of one's own and addresses that a run's config names are used.
+    """
+    talker = Talker(pick_model(model), max_tokens, trust_run=trust_run)
     return [text for text, _ in talker.respond(prompt, samples, temperature, seed)]
 
 
@@ -210,25 +228,32 @@ def pick_model(model: str | None) -> str:
     return str(max(saved, key=lambda run: run.stat().st_mtime)) if saved else "tether:starter"
 
 
-def load_plain(model: str) -> tuple[PreTrainedModel, Vocabulary]:
+def load_plain(model: str, trust_run: bool = False) -> tuple[PreTrainedModel, Vocabulary]:
     """A run's newest actor, or the model of that name, ready to respond."""
     device = pick_device("auto")
     if is_run(Path(model)):
         checkpoint = latest_checkpoint(Path(model))
         if not (checkpoint / "actor").is_dir():  # an adapter on the base of the run's config
             config = load_config(Path(model) / CONFIG)
+            if not trust_run:
+                refuse_untrusted(Path(model), config.to_dict(), ["model"])
             return load_plain_actor(checkpoint, config, "float32", device)
         model = str(checkpoint / "actor")  # whichever stage it is a run of
     network = load_causal_lm(model, "float32", device)
     return network, load_vocabulary(model, network)
 
 
-def export(run: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+def export(
+    run: str | os.PathLike[str], directory: str | os.PathLike[str], trust_run: bool = False
+) -> Path:
     """Write a run's newest actor as a Hugging Face directory with a model card."""
     run, directory = Path(run), Path(directory)
     if not is_run(run):
         raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
-    return export_run(run, load_config(run / CONFIG), directory)
+    config = load_config(run / CONFIG)
+    if config.model.lora is not None and not trust_run:  # the base is loaded from where it was
+        refuse_untrusted(run, config.to_dict(), ["model"])
+    return export_run(run, config, directory)
 
 
 def model_path(model: str) -> str | Path:
@@ -250,9 +275,13 @@ def trace(
     columns: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     reward: Reward | None = None,
+    trust_run: bool = False,
 ) -> dict[str, Any]:
-    """One prompt through every stage, as `tether trace` sends it; keys: `explain/trace.py`."""
-    return trace_prompt(pick_model(model), prompt, response, columns, overrides, reward)
+    """One prompt through every stage, as `tether trace` sends it; keys: `explain/trace.py`.
+
+    With `trust_run`, Python files and addresses that a run's config names are used.
+    """
+    return trace_prompt(pick_model(model), prompt, response, columns, overrides, reward, trust_run)
 
 
 def sft(config: SFTConfig | Mapping[str, Any], watch: StageWatcher | None = None) -> StageResult:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tether.cli.overrides import CONTEXT, ConfigCommand, one_word, parse_words
+from tether.cli.overrides import CONTEXT, ConfigCommand, TrustRun, one_word, parse_words
 from tether.cli.text import score_text, table
 from tether.errors import UserError
 
@@ -32,6 +32,7 @@ def evaluate(
     endpoint_key: Annotated[
         str | None, typer.Option(help="The environment variable that holds the server's API key.")
     ] = None,
+    trust_run: TrustRun = False,
 ) -> None:
     """Score a model on held-out prompts.
 
@@ -44,7 +45,7 @@ def evaluate(
         if endpoint_model or endpoint_key:
             raise UserError("--endpoint-model and --endpoint-key go with --endpoint URL.")
         model = one_word(plain, "tether:starter", "model")
-        return _show(api.evaluate(model, recipe, overrides))
+        return _show(api.evaluate(model, recipe, overrides, trust_run=trust_run))
     if endpoint_model is None:
         raise UserError("--endpoint needs --endpoint-model NAME: what the server calls its model.")
     model = one_word(plain, "", "model") or None

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.overrides import TrustRun
 from tether.cli.text import printable
 from tether.errors import UserError
 
@@ -31,6 +32,7 @@ def generate(
         typer.Option(min=1, help="Longest response, in tokens; default 64, or as its tools need."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other samples.")] = 0,
+    trust_run: TrustRun = False,
 ) -> None:
     """Talk to a model.
 
@@ -45,7 +47,7 @@ def generate(
     picked = api.pick_model(model)
     if model is None:
         print(f"model: {picked}", file=sys.stderr)
-    talker = api.Talker(picked, max_tokens)
+    talker = api.Talker(picked, max_tokens, trust_run=trust_run)
     for line in [prompt] if prompt is not None else _lines():
         for response, finished in talker.respond(line, samples, temperature, seed):
             print(printable(response) + ("" if finished else " … (cut at --max-tokens)"))

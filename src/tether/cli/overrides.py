@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 RecipeAndFields = Annotated[
     list[str] | None, typer.Argument(metavar="[RECIPE] [--section.field VALUE]...", hidden=True)
 ]
+TrustRun = Annotated[
+    bool,
+    typer.Option(
+        "--trust-run", help="Use the Python files and addresses that a run's config names."
+    ),
+]
 CONTEXT = {"ignore_unknown_options": True, "help_option_names": ["--help", "-h"]}
 
 

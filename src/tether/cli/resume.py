@@ -26,6 +26,8 @@ def resume(words: RecipeAndFields = None, allow_changed: AllowChanged = False) -
 
     A run that is finished says so. Fields may be given where they change no number of what is
     done: --train.checkpoint_every, or more --train.iterations under a constant schedule.
+
+    This runs RUN's recipe, with the reward and the tools that it names: code, as a recipe is.
     """
     plain, overrides = parse_words(words or [])
     run = Path(one_word(plain, "", "run"))

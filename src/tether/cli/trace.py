@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tether.cli.overrides import CONTEXT, ConfigCommand, parse_words
+from tether.cli.overrides import CONTEXT, ConfigCommand, TrustRun, parse_words
 from tether.cli.sections import print_sections, write_text
 from tether.errors import UserError
 
@@ -36,6 +36,7 @@ def trace(
     html_file: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a static page there.")
     ] = None,
+    trust_run: TrustRun = False,
 ) -> None:
     """Send one prompt through every stage of training, for real, and print every number.
 
@@ -56,7 +57,7 @@ def trace(
     from tether.explain.page import to_html
     from tether.explain.story import tell
 
-    record = api.trace(plain[0], model, response, columns, overrides)
+    record = api.trace(plain[0], model, response, columns, overrides, trust_run=trust_run)
     sections = tell(record, lang, explain)
     print_sections(sections)
     if json_file is not None:

@@ -53,6 +53,7 @@ from tether.explain.subject import Subject, find_subject, restore
 from tether.recipes import merge_overrides, validate_config
 from tether.rewards.function import Reward
 from tether.run.directory import SCHEMA
+from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.run.writer import shortest_floats
 from tether.train.iteration import run_iteration
 from tether.train.outcome import Outcome
@@ -86,11 +87,15 @@ def trace_prompt(
     columns: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     reward: Reward | None = None,
+    trust_run: bool = False,
 ) -> dict[str, Any]:
     """The record of one prompt's way through one iteration."""
     if not prompt.strip():
         raise UserError("The prompt is empty; write something to respond to.")
     subject = find_subject(model, {"seed": SEED, **(overrides or {})})
+    if subject.checkpoint is not None and not trust_run:
+        used = ("model", "rollout") if reward is not None else SECTIONS
+        refuse_untrusted(Path(model), subject.config.to_dict(), used, typed=[*(overrides or {})])
     found = find_columns(prompt, columns or {}, subject.config, reward)
     torch.set_num_threads(subject.config.threads)
     config, roles = _build(subject, prompt, found.values, reward)
