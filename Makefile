@@ -11,7 +11,10 @@ RECIPE ?= arithmetic
 # Options of `make bench`, such as BENCH="--only sampling --repeats 5".
 BENCH ?=
 
-.PHONY: demo smollm2 test faults faults-quick learn search vllm compare bench profile scaling starter \
+# Options of `make golden`: --write, or --compare OTHER_CHECKOUT.
+GOLDEN ?=
+
+.PHONY: demo smollm2 test golden faults faults-quick learn search vllm compare bench profile scaling starter \
 	recording docs figures guide screenshots format lint type wheel clean
 
 demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
@@ -22,6 +25,9 @@ smollm2: $(VENV)/.installed  ## fetch SmolLM2-135M-Instruct for the recipe `smol
 
 test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
 	$(BIN)/python -m pytest -m "not learn and not slow" --numprocesses 2 --dist worksteal
+
+golden: $(VENV)/.installed-dev  ## ten tiny runs against tests/golden/golden.json
+	$(BIN)/python tests/golden/golden.py $(GOLDEN)
 
 faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, counted (under an hour)
 	$(BIN)/python scripts/faults.py --write
