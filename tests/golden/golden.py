@@ -150,17 +150,17 @@ def all_runs() -> list[str]:
 
 def train_alone(folder: Path) -> None:
     for name in CONFIGS:
-        _train(config_of(name, folder))
+        train(config_of(name, folder))
 
 
 def train_on_two(folder: Path) -> None:
     from dist.processes import run_processes  # beside this folder; see `main`
 
     for name in ON_TWO_PROCESSES:
-        run_processes(2, _train, config_of(name, folder, 2))
+        run_processes(2, train, config_of(name, folder, 2))
 
 
-def _train(config: dict[str, Any]) -> None:
+def train(config: dict[str, Any]) -> None:
     api.train(config, reward=score)
 
 

@@ -22,12 +22,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def found(folder) -> dict:
-    golden.train_alone(folder)
-    return golden.record_of(folder, [*golden.CONFIGS])
-
-
 def assert_on_record(name: str, stored: dict, found: dict, make_again) -> None:
     """Bit for bit where the machine is alike; elsewhere its metrics, and its own bits twice."""
     assert golden.check(name, stored, found) == []
@@ -38,13 +32,16 @@ def assert_on_record(name: str, stored: dict, found: dict, make_again) -> None:
 
 
 @pytest.mark.parametrize("name", golden.CONFIGS)
-def test_a_run_gives_the_numbers_on_record(name, stored, found, tmp_path):
+def test_a_run_gives_the_numbers_on_record(name, stored, folder, tmp_path):
+    def make(where) -> dict:
+        golden.train(golden.config_of(name, where))
+        return golden.record_of(where, [name])
+
     def again() -> dict:
         golden.build_world(tmp_path)
-        golden.api.train(golden.config_of(name, tmp_path), reward=golden.score)
-        return golden.record_of(tmp_path, [name])
+        return make(tmp_path)
 
-    assert_on_record(name, stored, found, again)
+    assert_on_record(name, stored, make(folder), again)
 
 
 def test_runs_on_two_processes_give_the_numbers_on_record(stored, folder, tmp_path):
