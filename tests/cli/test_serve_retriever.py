@@ -23,6 +23,10 @@ def test_it_says_where_it_answers_and_ends_with_ctrl_c(tmp_path):
         connection.request("POST", "/retrieve", json.dumps({"queries": ["aru"]}))
         answer = json.loads(connection.getresponse().read())
         assert answer == {"result": [[{"id": "1", "contents": "Aru\nA town."}]]}
+        for odd in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("POST", "/retrieve", json.dumps({"queries": ["aru"]}), odd)
+            assert connection.getresponse().status == 403, odd
         server.send_signal(signal.SIGINT)
         assert server.wait(10) in (0, 130, -signal.SIGINT)
         assert "line 2" in server.stderr.read()

@@ -68,7 +68,7 @@ def _lines(story, capsys) -> list[str]:
 @pytest.mark.parametrize("payload", PAYLOADS, ids=ascii)
 def test_no_escape_in_a_generated_response_reaches_the_terminal(tether, monkeypatch, payload):
     class Talker:
-        def __init__(self, *given: object) -> None: ...
+        def __init__(self, *given: object, **named: object) -> None: ...
 
         def respond(self, *given: object) -> list[tuple[str, bool]]:
             return [(payload, True), (payload, False)]

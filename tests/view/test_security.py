@@ -8,6 +8,8 @@ import itertools
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -288,7 +290,6 @@ def test_the_page_listens_on_this_machine_alone_unless_told():
         ("box.lan", 8377, "box.lan:8377", True),
         ("127.0.0.1", 8377, "box.lan:8377", False),
         ("fd00::1", 8377, "[fd00::1]:8377", True),
-        ("0.0.0.0", 8377, "localhost:8377", True),
     ],
 )
 def test_only_the_address_that_was_given_is_a_name_of_the_page(host, port, header, allowed):
@@ -299,3 +300,46 @@ def test_the_verb_is_looked_at_last():
     guard = Guard(None, "127.0.0.1", 8377)
     status, _ = guard.refusal("POST", Headers({"host": "evil.example"}))
     assert status == 403
+
+
+@pytest.fixture(scope="module")
+def reachable(place):
+    """(port, what was printed) of a page that other machines can reach."""
+    words = [sys.executable, "-m", "tether", "view", place / "runs", "--host", "0.0.0.0"]
+    with subprocess.Popen(
+        [*map(str, words), "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        said = server.stdout.readline()
+        found = re.search(r"http://[^/ ]+:(\d+)", said)
+        yield int(found[1]), said, server.stderr
+        server.kill()
+
+
+def test_a_page_beyond_this_machine_asks_for_a_token(reachable):
+    """Also of a Host that says localhost: anybody can write that."""
+    port, said, stderr = reachable
+    for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"192.168.0.7:{port}"):
+        for path in ("/", "/api/runs", "/?token=", "/?token=x", "/api/runs?token=x"):
+            status, text = get(port, path, f"Host: {host}")
+            assert status == 403, (host, path)
+            assert "good" not in text
+    token = re.search(r"/\?token=([\w-]{32})", said)[1]
+    assert get(port, f"/api/runs?token={token}", f"Host: 192.168.0.7:{port}")[0] == 403
+    assert "can read these runs" in stderr.readline()
+
+
+def test_the_printed_address_opens_the_page_from_another_machine(reachable):
+    port, said, _ = reachable
+    token, host = re.search(r"/\?token=([\w-]{32})", said)[1], f"Host: 192.168.0.7:{port}"
+    status, text = get(port, f"/?token={token}", host)
+    assert status == 303
+    assert "location: /\r" in text.lower()
+    kept = re.search(r"set-cookie: ([^;]+); Path=/; HttpOnly; SameSite=Strict", text)[1]
+    cookie = f"Cookie: other=1; {kept}"
+    for path in ("/", "/static/api.js", "/api/runs"):
+        assert get(port, path, host, cookie)[0] == 200, path
+    assert get(port, "/api/runs", host, cookie, f"Origin: http://192.168.0.7:{port}")[0] == 200
+    assert get(port, "/api/runs", host, cookie, "Origin: http://evil.example")[0] == 403
+    assert get(port, "/api/runs", host, cookie, "Sec-Fetch-Site: cross-site")[0] == 403
+    assert get(port, "/api/runs", host, cookie, verb="POST")[0] == 405
+    assert get(port, "/api/runs", host, cookie[:-1])[0] == 403

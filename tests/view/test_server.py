@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from urllib.parse import quote
 
 import pytest
@@ -468,3 +469,22 @@ def test_plotly_is_sent_once_and_then_only_asked_for(client):
     assert (again.status_code, again.content) == (304, b"")
     other = client.get("/plotly.min.js", headers={"If-None-Match": '"older"'})
     assert other.status_code == 200
+
+
+def test_a_huge_row_is_counted_and_not_held(made, ask):
+    """Of 200 MB nothing is kept, and the rows beside it are shown."""
+    path = made.directory / "rollouts" / "000000.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"schema": 1, "row": 0, "prompt": "a"}\n{"schema": 1, "row": 1, "prompt": "')
+        for _ in range(200):
+            file.write(b"x" * (1 << 20))
+        file.write(b'"}\n{"schema": 1, "row": 2, "prompt": "c"}')
+    tracemalloc.start()
+    body = ask("/rollouts/0")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [row["row"] for row in body["rows"]] == [0, 2]
+    [problem] = body["problems"]
+    assert "000000.jsonl, line 2 has 209,7" in problem
+    assert "not shown" in problem
+    assert peak < 150 << 20

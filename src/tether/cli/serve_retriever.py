@@ -25,17 +25,18 @@ def serve_retriever(
     from tether.rollout.tools.bm25 import Bm25
     from tether.rollout.tools.corpus import read_corpus
     from tether.rollout.tools.server import make_app, serve
-    from tether.view.server import bind
+    from tether.view.guard import allowed_hosts, is_loopback
+    from tether.view.server import bind, shown_address
 
     documents = read_corpus(corpus, on_bad_row)
     for problem in documents.broken:
         complain(f"left out: {problem}")
-    app = make_app(Bm25(documents), topk)
+    index = Bm25(documents)
     with bind(host, port) as listener:
-        shown = f"[{host}]" if ":" in host else host
         port = listener.getsockname()[1]
-        print(
-            f"{len(documents)} documents at http://{shown}:{port}/retrieve (Ctrl-C ends it)",
-            flush=True,
-        )
-        serve(app, listener)
+        address = f"{shown_address(host, port)}/retrieve"
+        print(f"{len(documents)} documents at {address} (Ctrl-C ends it)", flush=True)
+        hosts = allowed_hosts(host, port) if is_loopback(listener) else None
+        if hosts is None:
+            complain("Other machines can reach this server, and it asks nobody for a password.")
+        serve(make_app(index, topk, hosts), listener)

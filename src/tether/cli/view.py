@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.text import complain
 from tether.errors import UserError
 from tether.run.directory import RUNS
 
@@ -14,7 +15,9 @@ PORT = 8377
 def view(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a folder of runs.")] = RUNS,
     port: Annotated[int, typer.Option(help="Port of the page.")] = PORT,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine a token is asked for.")
+    ] = "127.0.0.1",
     export: Annotated[
         Path | None, typer.Option(help="Write the page into this new folder instead.")
     ] = None,
@@ -43,5 +46,10 @@ def view(
     def ready(address: str) -> None:
         what = "the recorded run" if demo else path
         print(f"{what} at {address} (Ctrl-C ends it)", flush=True)
+        if "?token=" in address:
+            complain(
+                "Other machines can reach this page: whoever has the address above can read these "
+                "runs, and nothing is encrypted on the way."
+            )
 
     serve(folder, host, port, demo, ready)

@@ -41,6 +41,17 @@ def open_inside(root: Path, path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def bounded_lines(file: BinaryIO, limit: int) -> Iterator[tuple[bytes, int]]:
+    """Each line without its end, and its size; one above `limit` is counted, and comes empty."""
+    while line := file.readline(limit + 1):
+        size, part = len(line), line
+        while len(part) > limit and not part.endswith(b"\n"):
+            part = file.readline(limit + 1)
+            size += len(part)
+        size -= part.endswith(b"\n")
+        yield (line.removesuffix(b"\n") if size <= limit else b""), size
+
+
 def signature(path: Path) -> Signature | None:
     """What changes whenever a file does; None if there is no file."""
     try:

@@ -2,10 +2,17 @@
 
 A page from elsewhere can make a browser send requests to 127.0.0.1. It is told apart by the Host
 it thinks it speaks to (DNS rebinding), by its Origin, and by what the browser says of the fetch.
+
+A server that other machines can reach asks for a token instead of a Host: the address that it
+prints holds the token, and the first visit leaves it in a cookie.
 """
 
+import ipaddress
 import json
+import secrets
+import socket
 from collections.abc import Iterable
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,9 +38,11 @@ HEADERS = {
 class Guard:
     """Refuses a request before the application sees it, and puts headers on every answer."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, token: str | None = None) -> None:
         self.app = app
         self.hosts = allowed_hosts(host, port)
+        self.token = token
+        self.cookie = f"tether_{port}"  # cookies do not tell ports apart
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,6 +55,8 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
+        if self._brings_token(scope):
+            return await _redirect(f"{self.cookie}={self.token}", send_with_headers)
         refusal = self.refusal(scope["method"], Headers(scope=scope))
         if refusal is None:
             await self.app(scope, receive, send_with_headers)
@@ -55,12 +66,16 @@ class Guard:
     def refusal(self, verb: str, headers: Headers) -> tuple[int, str] | None:
         """(status, sentence) of a request that is not for us."""
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
-            return 403, "This page answers under its own address only; give another by --host."
+        if self.token is None:
+            known = self.hosts
+            if len(hosts) != 1 or hosts[0].lower() not in known:
+                return 403, "This page answers under its own address only; give another by --host."
+        else:
+            known = {host.lower() for host in hosts}
+            if not self._shows_token(headers):
+                return 403, "Open the page by the address that `tether view` printed."
         origins = headers.getlist("origin")
-        if any(
-            origin.lower() not in {f"http://{host}" for host in self.hosts} for origin in origins
-        ):
+        if any(origin.lower() not in {f"http://{host}" for host in known} for origin in origins):
             return 403, "Another page asked, and this one answers only itself."
         if not set(headers.getlist("sec-fetch-site")) <= {"same-origin", "none"}:
             return 403, "Another site asked, and this page answers only itself."
@@ -68,12 +83,45 @@ class Guard:
             return 405, "This page only reads: GET and HEAD."
         return None
 
+    def _brings_token(self, scope: Scope) -> bool:
+        """The first visit, by the printed address."""
+        if self.token is None or scope["path"] != "/" or scope["method"] != "GET":
+            return False
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])
+        return _same(given[0], self.token)
+
+    def _shows_token(self, headers: Headers) -> bool:
+        pairs = [pair.strip() for line in headers.getlist("cookie") for pair in line.split(";")]
+        wanted = f"{self.cookie}={self.token}"
+        return any(_same(pair, wanted) for pair in pairs)
+
+
+def _same(given: str, wanted: str) -> bool:
+    """Compare in a time that does not say how much of it is right."""
+    return secrets.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can reach a listening socket."""
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
 
 def allowed_hosts(host: str, port: int) -> frozenset[str]:
     """What a Host header may say; browsers leave port 80 out."""
     names: Iterable[str] = {*LOOPBACK, f"[{host}]" if ":" in host else host.lower()}
     with_port = {f"{name}:{port}" for name in names}
     return frozenset(with_port | set(names) if port == 80 else with_port)
+
+
+async def _redirect(cookie: str, send: Send) -> None:
+    """To the page itself, without the token in its address."""
+    headers = [
+        (b"location", b"/"),
+        (b"set-cookie", f"{cookie}; Path=/; HttpOnly; SameSite=Strict".encode()),
+        (b"content-length", b"0"),
+    ]
+    await send({"type": "http.response.start", "status": 303, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _refuse(status: int, sentence: str, send: Send) -> None:

@@ -7,6 +7,7 @@ name in a path is looked up in a listing of what there is, and never becomes par
 import errno
 import importlib.util
 import os
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from starlette.routing import Route
 
 from tether.errors import UserError
 from tether.view import answers
-from tether.view.guard import Guard
+from tether.view.guard import Guard, is_loopback
 from tether.view.source import Folder, Run
 
 STATIC = Path(__file__).parent / "static"
@@ -33,12 +34,22 @@ TYPES = {
 
 
 def serve(folder: Folder, host: str, port: int, demo: bool, ready: Callable[[str], None]) -> None:
-    """Serve until interrupted; `ready` is told the address once it answers."""
+    """Serve until interrupted; `ready` is told the address once it answers.
+
+    Where other machines can reach the socket, the address holds a token that the page asks for.
+    """
     with bind(host, port) as listener:
         port = listener.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        ready(f"http://{shown}:{port}")
-        make_server(make_app(folder, host, port, demo)).run(sockets=[listener])
+        token = None if is_loopback(listener) else secrets.token_urlsafe(24)
+        ready(shown_address(host, port) + ("" if token is None else f"/?token={token}"))
+        make_server(make_app(folder, host, port, demo, token)).run(sockets=[listener])
+
+
+def shown_address(host: str, port: int) -> str:
+    """What to type in a browser; a server on all addresses is reached by the machine's name."""
+    if host in ("0.0.0.0", "::", ""):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def make_server(app: Guard) -> uvicorn.Server:
@@ -63,7 +74,9 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def make_app(folder: Folder, host: str, port: int, demo: bool = False) -> Guard:
+def make_app(
+    folder: Folder, host: str, port: int, demo: bool = False, token: str | None = None
+) -> Guard:
     pages = Pages(folder, demo)
     run = "/api/runs/{run}"
     routes = [
@@ -87,7 +100,7 @@ def make_app(folder: Folder, host: str, port: int, demo: bool = False) -> Guard:
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return Guard(app, host, port)
+    return Guard(app, host, port, token)
 
 
 class Pages:

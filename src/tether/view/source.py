@@ -4,7 +4,7 @@ import os
 import re
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -15,6 +15,7 @@ from tether.view.files import (
     GrowingLines,
     Signature,
     Unreadable,
+    bounded_lines,
     last_object,
     open_inside,
     parse_object,
@@ -26,6 +27,8 @@ ROLLOUT_FILE = re.compile(r"^[0-9]{6,9}\.jsonl$")
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIG_VALUES = 10_000
 KEPT_ROLLOUTS = 3  # parsed files held in memory
+MAX_ROW_BYTES = 32 << 20  # of a row that is shown: some 100,000 tokens with all their numbers
+MAX_ROWS_BYTES = 128 << 20  # of a file; parsed, it takes about five times as much
 
 
 class Run:
@@ -136,21 +139,36 @@ class Rows:
         self.problems: list[str] = []
         try:
             with open_inside(root, path) as file:
-                text = file.read().decode("utf-8", "replace")
+                self._read(path.name, file)
         except Unreadable as problem:
             self.problems.append(str(problem))
-            return
-        foreign = set()
-        for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-            row = parse_object(line)
+
+    def _read(self, name: str, file: BinaryIO) -> None:
+        foreign: set[str] = set()
+        room = MAX_ROWS_BYTES
+        for number, (line, size) in enumerate(bounded_lines(file, MAX_ROW_BYTES), start=1):
+            room -= len(line)
+            if size > MAX_ROW_BYTES:
+                self.problems.append(
+                    f"{name}, line {number} has {size:,} bytes; rows above {MAX_ROW_BYTES:,} are "
+                    f"not shown."
+                )
+                continue
+            if room < 0:
+                self.problems.append(
+                    f"{name} is shown up to line {number - 1}: the rest is beyond "
+                    f"{MAX_ROWS_BYTES:,} bytes."
+                )
+                break
+            row = parse_object(line.decode("utf-8", "replace"))
             if row is None:
-                self.problems.append(f"{path.name}, line {number} is no JSON object.")
+                self.problems.append(f"{name}, line {number} is no JSON object.")
                 continue
             if row.get("schema") != SCHEMA:
                 foreign.add(str(row.get("schema")))
             given = row.get("row")
             self.by_number[given if type(given) is int else number - 1] = row
-        self.problems += [_other_version(path.name, schema) for schema in sorted(foreign)[:1]]
+        self.problems += [_other_version(name, schema) for schema in sorted(foreign)[:1]]
 
 
 class Folder:

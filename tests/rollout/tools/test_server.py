@@ -7,7 +7,9 @@ import threading
 
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
+from tether.errors import UserError
 from tether.rollout.tools.bm25 import Bm25
 from tether.rollout.tools.corpus import read_corpus
 from tether.rollout.tools.http import HttpRetriever
@@ -116,3 +118,34 @@ def test_our_own_client_reads_what_our_server_says(port):
     [(document, score)] = HttpRetriever(url).search("Kel", 1)
     assert document["id"] == "0"
     assert score > 0
+
+
+def served(lines: list[str], tmp_path, **options) -> TestClient:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("\n".join(lines), encoding="utf-8")
+    app = make_app(Bm25(read_corpus(str(corpus), "skip")), **options)
+    return TestClient(app, "http://127.0.0.1:8000", raise_server_exceptions=False)
+
+
+def test_a_small_request_cannot_be_made_a_huge_answer(tmp_path):
+    """4,096 queries of 100 documents of 50 kB would be 20 GB."""
+    text = "word " + "x" * 50_000
+    client = served([json.dumps({"id": i, "contents": text}) for i in range(120)], tmp_path)
+    answer = client.post("/retrieve", json={"queries": ["word"] * 40, "topk": 100})
+    assert answer.status_code == 413
+    assert "send fewer queries" in answer.json()["detail"]
+    assert client.post("/retrieve", json={"queries": ["word"], "topk": 3}).status_code == 200
+
+
+def test_what_cannot_be_sent_as_json_is_a_broken_line_of_the_corpus(tmp_path):
+    odd = [
+        '{"contents": "a", "x": NaN}',
+        '{"contents": "a \\ud800"}',
+        '{"contents": "a", "x": 1e999}',
+    ]
+    client = served([*odd, '{"id": 4, "contents": "a b"}'], tmp_path)
+    answer = client.post("/retrieve", json={"queries": ["a"], "topk": 5})
+    assert answer.status_code == 200
+    assert answer.json() == {"result": [[{"id": 4, "contents": "a b"}]]}
+    with pytest.raises(UserError, match="line 1: it holds NaN, infinity or half"):
+        read_corpus(str(tmp_path / "corpus.jsonl"))

@@ -1,5 +1,6 @@
 """A corpus: JSON lines of {"id": …, "contents": "title\\ntext"}, as Search-R1 has them."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -57,4 +58,10 @@ def _checked(columns: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(contents, str) or not contents.strip():
         kind = "empty" if isinstance(contents, str) else type(contents).__name__
         raise BadRow(f'"contents" is {kind}; write the title and the text of a document.')
+    try:
+        json.dumps(columns, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:  # of which half a surrogate pair is one
+        raise BadRow(
+            "it holds NaN, infinity or half a surrogate pair, which cannot be sent as JSON."
+        ) from None
     return columns

@@ -4,11 +4,13 @@
       -> {"result": [[{"document": {…}, "score": 1.5}, …], …]}     with return_scores
       -> {"result": [[{…}, …], …]}                                 without: the documents alone
 
-A document is its line of the corpus as it stands there.
+A document is its line of the corpus as it stands there. A request that a web page made a browser
+send is refused, by its Origin or by a Host that is not this server's.
 """
 
 import json
 import socket
+from collections.abc import Collection
 from typing import Any
 
 import uvicorn
@@ -16,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tether.rollout.tools.corpus import Retriever
@@ -25,19 +27,20 @@ MAX_BYTES = 4 << 20  # of a request
 MAX_QUERIES = 4096
 MAX_QUERY = 10_000  # characters
 MAX_TOPK = 100
+MAX_ANSWER = 16 << 20  # bytes; a small request for many long documents would make it any size
 
 
-def make_app(retriever: Retriever, topk: int = 3) -> Starlette:
-    """`topk` is for requests that do not say."""
+def make_app(
+    retriever: Retriever, topk: int = 3, hosts: Collection[str] | None = None
+) -> Starlette:
+    """`topk` is for requests that do not say; `hosts` are what a Host header may say."""
 
-    async def retrieve(request: Request) -> JSONResponse:
+    async def retrieve(request: Request) -> Response:
+        _refuse_browsers(request, hosts)
         asked = read_request(await _read_body(request), topk)
-        found = await run_in_threadpool(_search_all, retriever, asked["queries"], asked["topk"])
-        if not asked["return_scores"]:
-            result = [[document for document, _ in one] for one in found]
-        else:
-            result = [[{"document": d, "score": score} for d, score in one] for one in found]
-        return JSONResponse({"result": result})
+        return Response(
+            await run_in_threadpool(_answer, retriever, asked), media_type="application/json"
+        )
 
     return Starlette(
         routes=[Route("/retrieve", retrieve, methods=["POST"])],
@@ -86,10 +89,30 @@ async def _read_body(request: Request) -> bytes:
     return bytes(content)
 
 
-def _search_all(
-    retriever: Retriever, queries: list[str], topk: int
-) -> list[list[tuple[dict[str, Any], float]]]:
-    return [retriever.search(query, topk) for query in queries]
+def _refuse_browsers(request: Request, hosts: Collection[str] | None) -> None:
+    given = request.headers.getlist("host")
+    foreign = hosts is not None and (len(given) != 1 or given[0].lower() not in hosts)
+    if foreign or "origin" in request.headers:
+        raise HTTPException(403, "This server answers programs, under its own address only.")
+
+
+def _answer(retriever: Retriever, asked: dict[str, Any]) -> bytes:
+    """The body, made query by query, so that it is never larger than it may be."""
+    results, size = [], 0
+    for query in asked["queries"]:
+        found = retriever.search(query, asked["topk"])
+        if asked["return_scores"]:
+            result = [{"document": document, "score": score} for document, score in found]
+        else:
+            result = [document for document, _ in found]
+        said = json.dumps(result, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        results.append(said.encode())
+        size += len(results[-1])
+        if size > MAX_ANSWER:
+            raise HTTPException(
+                413, f"The answer would have more than {MAX_ANSWER} bytes; send fewer queries."
+            )
+    return b'{"result":[' + b",".join(results) + b"]}"
 
 
 def _wrong(sentence: str) -> HTTPException:
