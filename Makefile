@@ -17,11 +17,14 @@ GOLDEN ?=
 .PHONY: demo smollm2 test golden faults faults-quick learn search vllm compare bench profile scaling starter \
 	recording docs figures guide screenshots format lint type wheel clean
 
-demo: $(VENV)/.installed  ## train the starter model with PPO on this machine, offline
+demo:  ## train the starter model with PPO on this machine, offline
+	@test -x $(BIN)/tether || $(MAKE) $(VENV)/.installed
 	$(BIN)/tether train
 
-smollm2: $(VENV)/.installed  ## fetch SmolLM2-135M-Instruct for the recipe `smollm2`
-	$(BIN)/python scripts/fetch_smollm2.py
+# An environment that somebody made by hand stays as it is.
+smollm2:  ## fetch SmolLM2-135M-Instruct for the recipe `smollm2`
+	@test -x $(BIN)/tether || $(MAKE) $(VENV)/.installed
+	$(BIN)/tether fetch smollm2
 
 test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
 	$(BIN)/python -m pytest -m "not learn and not slow" --numprocesses 2 --dist worksteal

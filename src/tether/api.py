@@ -103,9 +103,10 @@ def evaluate(
 ) -> Evaluation:
     """Score a run's newest checkpoint, or a model directory, on a recipe's held-out prompts.
 
+    A run of PPO brings its own recipe; one of `tether sft` has no task, so the recipe is `recipe`.
     With `trust_run`, Python files and addresses that a run's config names are used.
     """
-    run = Path(model) if is_run(Path(model)) else None
+    run = Path(model) if _is_ppo_run(Path(model)) else None
     recipe = recipe if run is None else run / CONFIG
     began = load_config(recipe).model
     adapted = run is not None and began.lora is not None
@@ -128,6 +129,11 @@ def evaluate(
         return evaluation
     finally:
         roles.reward.close()
+
+
+def _is_ppo_run(path: Path) -> bool:
+    """Whether it is a run of `tether train`, and not of a stage before it."""
+    return is_run(path) and read_recipe(path / CONFIG).get("stage") is None
 
 
 def evaluate_endpoint(

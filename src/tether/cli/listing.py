@@ -5,17 +5,27 @@ from typing import Annotated, Any
 
 import typer
 
-from tether.cli.text import score_text, table
+from tether.cli.text import printable, score_text, table
 from tether.errors import UserError
 from tether.run.directory import EVALS, METRICS, RUNS
 
+NONE = "–"
 
-def recipes() -> None:
-    """List the recipes that ship."""
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this one, to copy.")] = None,
+) -> None:
+    """List the recipes that ship, or print one: tether recipes arithmetic > mine.yaml"""
     from tether.recipes import shipped_recipes
 
+    shipped = shipped_recipes()
+    if name is not None:
+        if name not in shipped:
+            raise UserError(f"No recipe {name!r} ships; there are {', '.join(shipped)}.")
+        print(shipped[name].read_text(encoding="utf-8"), end="")
+        return
     rows = [["recipe", "what it does"]]
-    for name, path in shipped_recipes().items():
+    for name, path in shipped.items():
         first_line = path.read_text(encoding="utf-8").splitlines()[0]
         rows.append([name, first_line.removeprefix("#").strip()])
     print(table(rows, numbers_from=2))
@@ -25,32 +35,58 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = RUNS)
     """List the runs in a folder with what they reached."""
     if not folder.is_dir() and folder != RUNS:
         raise UserError(f"{folder} is no folder of runs.")
-    from tether.run.reader import find_runs, read_lines
+    from tether.run.reader import find_runs
 
     rows = [["run", "iterations", "score", "KL", "held-out before", "after"]]
+    problems = []
     for run in find_runs(folder):
-        metrics, evals = read_lines(run / METRICS), read_lines(run / EVALS)
-        last = metrics[-1] if metrics else None
-        score, kl = (_number(last, name) for name in ("score/mean", "kl/sequence_mean"))
-        shares = [_heldout(evaluation) for evaluation in evals]
-        before = shares[0] if shares else "–"
-        after = shares[-1] if len(shares) > 1 else "–"
-        rows.append([str(run), str(len(metrics)), score, kl, before, after])
+        name = printable(str(run))
+        try:
+            rows.append([name, *_reached(run)])
+        except (UserError, OSError, KeyError, TypeError, ValueError) as problem:
+            rows.append([name, *["?"] * 5])
+            reason = problem if isinstance(problem, UserError) else f"{run}: a number is missing"
+            problems.append(printable(str(reason)))
     if len(rows) == 1:
-        print(f"No runs in {folder}/ yet; `tether train` makes one.")
+        print(f"No runs in {printable(str(folder))}/ yet; `tether train` makes one.")
         return
     print(table(rows))
+    for problem in problems:
+        print(f"\nnot read: {problem}")
 
 
-def _number(last: dict[str, Any] | None, name: str) -> str:
-    """A stage before PPO has no score, and a run without a reference no KL."""
-    return f"{last[name]:.3f}" if last and name in last else "–"
+def _reached(run: Path) -> list[str]:
+    from tether.run.reader import read_lines
+
+    metrics, evals = read_lines(run / METRICS), read_lines(run / EVALS)
+    last = metrics[-1] if metrics else {}
+    heldout = [_heldout(evaluation) for evaluation in evals]
+    return [
+        str(len(metrics)),
+        _score(last),
+        _number(last.get("kl/sequence_mean")),
+        heldout[0] if heldout else NONE,
+        heldout[-1] if len(heldout) > 1 else NONE,
+    ]
+
+
+def _score(last: dict[str, Any]) -> str:
+    """The score; of a stage before PPO, which has none, its loss."""
+    if "score/mean" not in last and last.get("loss") is not None:
+        return f"loss {last['loss']:.3f}"
+    return _number(last.get("score/mean"))
+
+
+def _number(value: float | None) -> str:
+    """A number that was not finite is null in the file."""
+    return NONE if value is None else f"{value:.3f}"
 
 
 def _heldout(evaluation: dict[str, Any]) -> str:
     """The held-out score; of a stage before PPO, its accuracy or its loss."""
     if "sampled" in evaluation:
-        return score_text(evaluation["sampled"]["mean"], evaluation["sampled"]["binary"])
-    if "accuracy" in evaluation:
+        mean, binary = evaluation["sampled"]["mean"], evaluation["sampled"]["binary"]
+        return NONE if mean is None else score_text(mean, binary)
+    if evaluation.get("accuracy") is not None:
         return f"{evaluation['accuracy']:.1%} right"
-    return f"loss {evaluation['loss']:.3f}"
+    return NONE if evaluation.get("loss") is None else f"loss {evaluation['loss']:.3f}"

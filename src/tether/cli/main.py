@@ -14,6 +14,7 @@ from tether.cli import (
     examples,
     export,
     generate,
+    init,
     kl,
     listing,
     resume,
@@ -50,7 +51,9 @@ app.command("trace", **trace.COMMAND)(trace.trace)
 app.command("kl", **kl.COMMAND)(kl.kl)
 app.command("examples")(examples.examples)
 app.command("serve-retriever")(serve_retriever.serve_retriever)
+app.command("init")(init.init)
 app.command("recipes")(listing.recipes)
+app.command("fetch")(init.fetch)
 app.command("runs")(listing.runs)
 
 

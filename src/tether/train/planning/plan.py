@@ -29,6 +29,15 @@ class Plan:
     heldout_prompts: int = 0
     notes: tuple[str, ...] = ()  # what could not be checked, and why
 
+    def __repr__(self) -> str:
+        """The run in a line; the rest is in `lines()`, `memory_lines()` and `time_lines()`."""
+        c, peak = self.config, self.memory.peak
+        return (
+            f"<Plan of {c.run.name}: {c.train.iterations} iterations of {c.rows} rows, actor "
+            f"{si(self.actor.parameters)}, memory {byte_text(peak.size)} in {peak.when}, "
+            f"checkpoints {byte_text(self.disk_bytes)}>"
+        )
+
     @cached_property
     def demand(self) -> Demand:
         """Of one process."""
