@@ -52,6 +52,9 @@ class Display(Watcher):
         if c.data.heldout is None:
             self._say("held-out   none: data.heldout is not set, so nothing is evaluated")
 
+    def preparing(self, what: str) -> None:
+        self._say(f"preparing  {what}")
+
     def resumed(self, iterations_done: int, checkpoint: Path | None) -> None:
         where = "there is no checkpoint yet" if checkpoint is None else f"checkpoint {checkpoint}"
         self._say(f"resuming   after {iterations_done} iterations: {where}")

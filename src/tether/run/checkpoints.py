@@ -5,21 +5,30 @@ checkpoints/LATEST                  the name of the newest, for people and scrip
 
 A checkpoint is staged beside its place and moved there by one rename, so a kill leaves the old ones
 and at most some staged rubbish. Whoever loads one trusts the manifests alone, never LATEST.
+
+*Damaged* is what can be read and is not what was written, or is missing. What cannot be read (no
+permission, a failing disk) may be whole, so nothing is decided about it: that is an error.
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tether.errors import UserError
 from tether.run.directory import CHECKPOINTS, LATEST, SCHEMA
+from tether.run.reader import NotRegular, open_regular, read_regular
 
 MANIFEST = "manifest.json"
 STAGED = ".staged-"
 DAMAGED = "damaged-"
+NAME = re.compile(r"[0-9]{6,}")  # anything else in the folder is somebody else's
+GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
 def publish(run: Path, name: str, write: Callable[[Path], None]) -> Path:
@@ -52,17 +61,43 @@ def finish(staged: Path, name: str) -> Path:
 
 
 def discard(run: Path, name: str) -> None:
-    """A full disk gets its space back."""
+    """Remove what was staged: a full disk gets its space back."""
     shutil.rmtree(run / CHECKPOINTS / f"{STAGED}{name}", ignore_errors=True)
 
 
 def all_checkpoints(run: Path) -> list[Path]:
-    """Newest first, damaged or not; staged and set-aside ones are not among them."""
+    """List the checkpoints, newest first, damaged or not. Staged and set-aside ones, and files
+    that somebody else left there, are not among them."""
     folder = run / CHECKPOINTS
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        if error.errno in GONE:
+            return []
+        raise _unreadable(folder, error) from None
+    found = [folder / name for name in names if NAME.fullmatch(name) and _is_folder(folder / name)]
     return sorted(found, key=lambda path: int(path.name), reverse=True)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        if error.errno in GONE and path.is_symlink():
+            raise UserError(
+                f"{path} is a link to {os.readlink(path)}, which is not there; bring that back, "
+                f"or remove the link to go on without this checkpoint."
+            ) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    reason = (error.strerror or str(error)).lower()
+    return UserError(
+        f"{path} cannot be read: {reason}. It may be whole, so nothing was changed; make it "
+        f"readable to this user (a colleague's files: chmod -R g+rX), or move it away to go on "
+        f"without it."
+    )
 
 
 def newest_whole(run: Path) -> tuple[Path | None, dict[Path, str]]:
@@ -87,27 +122,36 @@ def latest_checkpoint(run: Path) -> Path:
 
 
 def problem_with(checkpoint: Path) -> str | None:
-    """What is damaged, in words; None if every file is there and every hash is right."""
+    """Say what is damaged; None if every file is there and every hash is right.
+
+    Raises a UserError for what cannot be read.
+    """
+    path = checkpoint / MANIFEST
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+        manifest = json.loads(read_regular(path))
         hashes, schema = manifest["sha256"], manifest["schema"]
         if schema != SCHEMA or not isinstance(hashes, dict) or not hashes:
             return f"{MANIFEST} is of another version or empty"
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{MANIFEST} is missing or damaged"
-    for name, expected in hashes.items():
-        try:
-            if _sha256(checkpoint / name) != expected:
+        for name, expected in hashes.items():
+            path = checkpoint / name
+            if _sha256(path) != expected:
                 return f"{name} is damaged"
-        except OSError as error:
-            return f"{name} cannot be read ({(error.strerror or str(error)).lower()})"
+    except (ValueError, KeyError, TypeError) as error:
+        what = "not a regular file" if isinstance(error, NotRegular) else "missing or damaged"
+        return f"{path.relative_to(checkpoint)} is {what}"
+    except OSError as error:
+        if error.errno not in GONE:
+            raise _unreadable(path, error) from None
+        return f"{path.relative_to(checkpoint)} is missing or damaged"
     return None
 
 
 def set_aside(checkpoint: Path) -> Path:
-    """Out of the way, so that a good one can take its place; nothing is deleted."""
-    place = checkpoint.with_name(f"{DAMAGED}{checkpoint.name}")
-    shutil.rmtree(place, ignore_errors=True)
+    """Move a damaged checkpoint out of the way of a good one; nothing is ever deleted."""
+    place, number = checkpoint.with_name(f"{DAMAGED}{checkpoint.name}"), 1
+    while os.path.lexists(place):
+        number += 1
+        place = checkpoint.with_name(f"{DAMAGED}{checkpoint.name}-{number}")
     os.rename(checkpoint, place)
     return place
 
@@ -115,7 +159,7 @@ def set_aside(checkpoint: Path) -> Path:
 def sweep(run: Path) -> None:
     """Remove what an interrupted save left behind."""
     for staged in (run / CHECKPOINTS).glob(f"{STAGED}*"):
-        shutil.rmtree(staged)
+        _remove(staged)
     (run / CHECKPOINTS / f".{LATEST}").unlink(missing_ok=True)
 
 
@@ -126,7 +170,21 @@ def prune(run: Path, keep: Iterable[Path]) -> None:
             # By a rename first: a kill in the middle must not leave half a checkpoint in place.
             staged = checkpoint.with_name(f"{STAGED}{checkpoint.name}")
             os.rename(checkpoint, staged)
-            shutil.rmtree(staged)
+            _remove(staged)
+
+
+def disk_bytes(run: Path) -> int:
+    """Return what the run's own checkpoints take on the run's disk; links lead elsewhere."""
+    folders = [path for path in all_checkpoints(run) if not path.is_symlink()]
+    return sum(file.lstat().st_size for folder in folders for file in _files(folder))
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder; of a link, the link alone."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def sync(path: Path) -> None:
@@ -139,6 +197,7 @@ def sync(path: Path) -> None:
 
 
 def _seal(folder: Path) -> None:
+    follow_umask(folder)
     for path in _files(folder):
         sync(path)
     hashes = {str(path.relative_to(folder)): _sha256(path) for path in _files(folder)}
@@ -150,6 +209,15 @@ def _seal(folder: Path) -> None:
         sync(inside)
 
 
+def follow_umask(folder: Path) -> None:
+    """Give every file the permissions that this process's umask asks for, as its folder has them.
+    safetensors writes files that their owner alone can read, which a colleague could not resume."""
+    mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
+    for path in _files(folder):
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
+
+
 def _files(folder: Path) -> list[Path]:
     found = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in found if path != folder / MANIFEST)
@@ -157,7 +225,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

@@ -11,10 +11,12 @@ SCHEMA = 1
 RUNS = Path("runs")
 
 CONFIG = "config.yaml"
+FINGERPRINT = "fingerprint.json"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVALS = "evals.jsonl"
 EVENTS = "events.jsonl"
+PROMPTS = "prompts.jsonl"
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 LATEST = "LATEST"
@@ -22,26 +24,41 @@ TRACKERS = "trackers"
 
 
 def create_run_directory(directory: Path | None, name: str, overwrite: bool) -> Path:
-    """A new directory: the one asked for, or the next free runs/NAME-001, -002, …"""
+    """Make a new directory: the one asked for, or the next free runs/NAME-001, -002, …"""
     if directory is None:
         return _next_free(name)
     refuse_taken(directory, overwrite)
-    if is_run(directory):
-        # By a rename first: a kill in the middle must not leave half a run in its place.
-        replaced = directory.with_name(f".{directory.name}-replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        os.rename(directory, replaced)
-        shutil.rmtree(replaced)
     try:
+        if is_run(directory):
+            _clear_away(directory.resolve())  # of a link, what it leads to; the link stays
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"run.dir {directory} cannot be made: {error.strerror}.") from None
+        raise _cannot_be_made(directory, error) from None
     return directory
 
 
+def _clear_away(directory: Path) -> None:
+    """Remove a run. By a rename first: a kill in the middle must not leave half of it in place."""
+    replaced = directory.with_name(f".{directory.name}-replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    os.rename(directory, replaced)
+    shutil.rmtree(replaced)
+    directory.mkdir()
+
+
+def _cannot_be_made(directory: Path, error: OSError) -> UserError:
+    shown = str(directory)
+    shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
+    return UserError(f"run.dir {shown} cannot be made: {error.strerror}.")
+
+
 def refuse_taken(directory: Path | None, overwrite: bool) -> None:
-    """Only a run may be replaced, and only when asked; nothing else that exists is touched."""
-    if directory is None or not directory.exists() or _is_bare(directory):
+    """Refuse to touch anything that exists, but a run that is to be replaced."""
+    try:
+        taken = directory is not None and directory.exists() and not _is_bare(directory)
+    except OSError as error:  # a name that is too long, or a folder that cannot be looked into
+        raise _cannot_be_made(directory, error) from None
+    if not taken:
         return
     ours = any((directory / name).is_file() for name in (METRICS, LOCK))
     if not (is_run(directory) and ours):  # a config.yaml alone may be anybody's
@@ -53,6 +70,11 @@ def refuse_taken(directory: Path | None, overwrite: bool) -> None:
         )
     if is_being_written(directory):
         raise UserError(f"run.dir {directory} is being written by another process.")
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise UserError(
+            f"run.dir {directory} is where this command runs, and would be removed from under it; "
+            f"run it from another folder."
+        )
 
 
 def is_run(directory: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ class RunLock:
         self.run = run
 
     def __enter__(self) -> "RunLock":
-        self.descriptor = os.open(self.run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self.descriptor = self._open()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not _try(self.descriptor, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
@@ -27,6 +28,21 @@ class RunLock:
                 raise UserError(f"{self.run} is being written by another process; wait for it.")
             time.sleep(0.02)
         return self
+
+    def _open(self) -> int:
+        path = self.run / LOCK
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(
+                f"{path} cannot be opened for writing: {reason}; a run is written by one process "
+                f"at a time, which holds this file."
+            ) from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise UserError(f"{path} is not a regular file; remove it.")
+        return descriptor
 
     def __exit__(
         self,
@@ -38,13 +54,15 @@ class RunLock:
 
 
 def is_being_written(run: Path) -> bool:
-    """Whether a process is training this run now."""
+    """Return whether a process is training this run now. A FIFO in the lock's place is not
+    waited for."""
     try:
-        descriptor = os.open(run / LOCK, os.O_RDONLY)
+        descriptor = os.open(run / LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        return not _try(descriptor, fcntl.LOCK_SH)
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return regular and not _try(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 

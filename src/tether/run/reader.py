@@ -1,18 +1,45 @@
 """Reading runs back, also while they are being written."""
 
 import json
+import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tether.errors import UserError
 from tether.run.directory import is_run
 
 
+class NotRegular(ValueError):
+    """A FIFO, a socket or a device stands in the place of a file."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading without ever waiting for one that is not a regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegular(f"{path} is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; a half-written last one is left out."""
-    if not path.is_file():
+    """Return the complete lines of a JSON-lines file; a half-written last one is left out."""
+    try:
+        content = read_regular(path)
+    except FileNotFoundError:
         return []
-    complete, _, _ = path.read_bytes().rpartition(b"\n")
+    except NotRegular as problem:
+        raise UserError(f"{problem}; remove it.") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{path} cannot be read: {reason}.") from None
+    complete, _, _ = content.rpartition(b"\n")
     records = []
     for number, line in enumerate(complete.split(b"\n") if complete else [], start=1):
         try:

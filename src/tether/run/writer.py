@@ -1,32 +1,65 @@
 """Writing a run: one JSON object a line, on its way to the disk at once, readable meanwhile."""
 
+import errno
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from tether.errors import RunStopped
+from tether.errors import RunStopped, UserError, one_line
 from tether.run.checkpoints import sync
-from tether.run.directory import CONFIG, EVALS, EVENTS, METRICS, ROLLOUTS, SCHEMA, TIMINGS
+from tether.run.directory import CONFIG, EVALS, EVENTS, METRICS, PROMPTS, ROLLOUTS, SCHEMA, TIMINGS
 from tether.run.events import Event
+from tether.run.reader import NotRegular, open_regular
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+ROLLOUT_FILE = re.compile(r"([0-9]{6,})\.(jsonl|tmp)")  # anything else is somebody else's
 
 
 class RunWriter:
-    """The files of one run but its checkpoints. `attempt` counts how often it was started."""
+    """The files of one run but its checkpoints. `attempt` counts how often it was started.
 
-    def __init__(self, directory: Path, config_yaml: str, attempt: int = 1) -> None:
+    `wait_for_room` is called with a sentence when the disk is full, before another try; without it
+    a full disk stops the run.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config_yaml: str,
+        attempt: int = 1,
+        wait_for_room: Callable[[str], None] | None = None,
+    ) -> None:
         self.directory = directory
         self.attempt = attempt
-        (directory / ROLLOUTS).mkdir(exist_ok=True)
+        self.wait_for_room = wait_for_room
+        try:
+            (directory / ROLLOUTS).mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._cannot_write(directory / ROLLOUTS, error) from None
         self._replace(directory / CONFIG, config_yaml)
-        self.files = {
-            name: (directory / name).open("ab", buffering=0)
-            for name in (METRICS, TIMINGS, EVALS, EVENTS)
-        }
+        self.files = {name: self._open(name) for name in (METRICS, TIMINGS, EVALS, EVENTS)}
+
+    def _open(self, name: str) -> FileIO:
+        path = self.directory / name
+        try:
+            if path.exists() and not path.is_file():  # a FIFO would be waited for
+                raise UserError(f"{path} is not a regular file; remove it.")
+            return path.open("ab", buffering=0)
+        except OSError as error:
+            raise self._cannot_write(path, error) from None
+
+    def prompts(self, iteration: int, sha256: str) -> None:
+        """Write the digest of the prompts' token ids, which a resume compares."""
+        if PROMPTS not in self.files:  # a stage before PPO draws none
+            self.files[PROMPTS] = self._open(PROMPTS)
+        self._append(PROMPTS, {"iteration": iteration, "sha256": sha256})
 
     def iteration(
         self, iteration: int, metrics: Mapping[str, float], timings: Mapping[str, float]
@@ -48,13 +81,14 @@ class RunWriter:
 
     def sync(self) -> None:
         """Wait until all lines are on the disk: a checkpoint must not outlive them."""
-        try:
+
+        def write() -> None:
             for file in self.files.values():
                 os.fsync(file.fileno())
             sync(self.directory / ROLLOUTS)
             sync(self.directory)
-        except OSError as error:
-            raise self._cannot_write(self.directory, error) from None
+
+        self._patiently(self.directory, write)
 
     def close(self) -> None:
         for file in self.files.values():
@@ -64,28 +98,46 @@ class RunWriter:
         """The whole line, or none of it."""
         file, line = self.files[name], _line(record).encode("utf-8")
         before = os.fstat(file.fileno()).st_size
-        try:
-            if file.write(line) < len(line):
-                raise OSError(None, "no room for a whole line")
-        except OSError as error:
-            os.ftruncate(file.fileno(), before)
-            raise self._cannot_write(self.directory / name, error) from None
+
+        def write() -> None:
+            try:
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, "no room for a whole line")
+            except OSError:
+                os.ftruncate(file.fileno(), before)
+                raise
+
+        self._patiently(self.directory / name, write)
 
     def _replace(self, path: Path, text: str) -> None:
         """Whole or not at all: a reader never sees half a file."""
         staged = path.with_suffix(".tmp")
-        try:
-            staged.write_text(text, encoding="utf-8")
-            sync(staged)
-            os.replace(staged, path)
-        except OSError as error:
-            staged.unlink(missing_ok=True)
-            raise self._cannot_write(path, error) from None
+
+        def write() -> None:
+            try:
+                staged.write_text(text, encoding="utf-8")
+                sync(staged)
+                os.replace(staged, path)
+            except OSError:
+                staged.unlink(missing_ok=True)
+                raise
+
+        self._patiently(path, write)
+
+    def _patiently(self, path: Path, write: Callable[[], None]) -> None:
+        """Write once there is room, where somebody waits for it; else stop the run."""
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if self.wait_for_room is None or error.errno not in NO_ROOM:
+                    raise self._cannot_write(path, error) from None
+                self.wait_for_room(f"{path} could not be written: {one_line(error).lower()}")
 
     def _cannot_write(self, path: Path, error: OSError) -> RunStopped:
-        reason = (error.strerror or str(error)).lower()
+        first = "Make room" if error.errno in (*NO_ROOM, errno.EFBIG) else "Mend that"
         return RunStopped(
-            f"{path} could not be written: {reason}. Make room, then `tether resume "
+            f"{path} could not be written: {one_line(error).lower()}. {first}, then `tether resume "
             f"{self.directory}` goes on."
         )
 
@@ -95,6 +147,8 @@ class NoWriter:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+
+    def prompts(self, iteration: int, sha256: str) -> None: ...
 
     def iteration(
         self, iteration: int, metrics: Mapping[str, float], timings: Mapping[str, float]
@@ -113,28 +167,58 @@ class NoWriter:
 
 def cut_back(run: Path, iterations_done: int) -> None:
     """Make the run's files what they were after so many iterations: later lines and rollouts go,
-    and so does what a kill left half written. Events stay: they did happen."""
-    _cut(run / METRICS, iterations_done)
-    _cut(run / TIMINGS, iterations_done)
-    _cut(run / EVALS, iterations_done + 1)  # made with the weights after that many iterations
-    _cut(run / EVENTS, None)
+    and so does what a kill left half written. Events stay: they did happen.
+
+    All files are read first: where one is damaged, none is cut.
+    """
+    ends = {
+        METRICS: iterations_done,
+        TIMINGS: iterations_done,
+        PROMPTS: iterations_done,
+        EVALS: iterations_done + 1,  # made with the weights after that many iterations
+        EVENTS: None,
+    }
+    kept = {name: _whole_bytes(run / name, end) for name, end in ends.items()}
+    for name, size in kept.items():
+        if size is not None:
+            os.truncate(run / name, size)
     for path in (run / ROLLOUTS).glob("*"):
-        if path.suffix == ".tmp" or int(path.stem) >= iterations_done:
+        named = ROLLOUT_FILE.fullmatch(path.name)
+        if named and (path.suffix == ".tmp" or int(named[1]) >= iterations_done):
             path.unlink()
 
 
-def _cut(path: Path, before: int | None) -> None:
-    """Keep the whole lines at the top whose iteration comes before that one."""
-    if not path.exists():
-        return
+def _whole_bytes(path: Path, before: int | None) -> int | None:
+    """Count the bytes of the whole lines at the top whose iteration comes before that one; None
+    where there is no file."""
+    try:
+        with open_regular(path) as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        return None
+    except (OSError, NotRegular) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}.") from None
     kept = 0
-    with path.open("rb") as file:
-        for line in file:
-            whole = line.endswith(b"\n")
-            if not whole or (before is not None and json.loads(line)["iteration"] >= before):
-                break
-            kept += len(line)
-    os.truncate(path, kept)
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break
+        if before is not None and _iteration(path, number, line) >= before:
+            break
+        kept += len(line)
+    return kept
+
+
+def _iteration(path: Path, number: int, line: bytes) -> int:
+    try:
+        iteration = json.loads(line)["iteration"]
+    except (ValueError, KeyError, TypeError):
+        iteration = None
+    if type(iteration) is not int:
+        raise UserError(
+            f"{path}, line {number} is damaged: it is not a JSON object with an iteration. Repair "
+            f"the line, or remove it; nothing was cut."
+        )
+    return iteration
 
 
 def shortest_floats(x: Tensor) -> list[float]:

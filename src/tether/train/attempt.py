@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,21 +14,24 @@ from tether.dist.roll import answering, waiting
 from tether.dist.world import entered, world
 from tether.errors import UserError
 from tether.rewards.function import Reward
+from tether.run.checkpoints import disk_bytes
 from tether.run.directory import RUNS, create_run_directory, is_run, refuse_taken
 from tether.run.events import Event
 from tether.run.lock import RunLock
-from tether.run.writer import NoWriter, RunWriter, cut_back
+from tether.run.writer import NoWriter, RunWriter
 from tether.train.checkpoint import load_checkpoint
 from tether.train.evaluate import read_evaluations
+from tether.train.inputs import take_fingerprint, write_fingerprint
 from tether.train.loop import Loop, Result, finished_result
 from tether.train.planning.plan import check_disk, make_plan
 from tether.train.resume import (
     Start,
-    changed_inputs,
+    changed_prompts,
+    find_changes,
     find_start,
     first_start,
-    is_finished,
     refuse_changes,
+    take_up,
 )
 from tether.train.roles import Roles, build_roles, pick_device
 from tether.train.watch import Watcher
@@ -77,11 +81,14 @@ def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
     try:
         plan = make_plan(config, roles)
         from_first(lambda: check_disk(plan, settings.dir or RUNS))
+        fingerprint = from_first(lambda: take_fingerprint(config, watch.preparing))
+        roles = replace(roles, inputs=fingerprint.inputs)
         run = from_first(
             lambda: create_run_directory(settings.dir, settings.name, settings.overwrite)
         )
         with _locked(run):
-            return _run(run, config, roles, watch, first_start(config))
+            from_first(lambda: write_fingerprint(run, fingerprint))
+            return _run(run, config, roles, watch, first_start(config), [])
     finally:
         roles.reward.close()
 
@@ -89,22 +96,29 @@ def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
 def go_on(
     run: Path, config: Config, reward: Reward | None, watch: Watcher, allow_changed: bool
 ) -> Result:
-    """From the newest whole checkpoint, with the run's files cut back to it."""
+    """Go on from the newest whole checkpoint, once everything has been found to be as it was.
+
+    Until then the run's files are only read: whatever is refused, nothing of it is lost.
+    """
     with _locked(run):
-        if from_first(lambda: is_finished(run, config)):
+        start = from_first(lambda: find_start(run, config))
+        if start.finished:
             return finished_result(run, config, read_evaluations(run))
-        start = from_first(lambda: find_start(run, config, allow_changed))
+        now = from_first(lambda: take_fingerprint(config, watch.preparing))
+        changes = from_first(lambda: find_changes(start, now, config))
+        refuse_changes(changes, allow_changed)
         torch.set_num_threads(config.threads)
-        roles = build_roles(config, reward, watch.reading)
+        roles = replace(build_roles(config, reward, watch.reading), inputs=now.inputs)
         try:
-            changes = changed_inputs(start, roles.inputs)
-            start.events.extend(refuse_changes(changes, allow_changed))
+            if not changes:
+                changes = from_first(lambda: changed_prompts(run, roles, config))
+                refuse_changes(changes, allow_changed)
             plan = make_plan(config, roles)
-            from_first(lambda: check_disk(plan, run))
+            from_first(lambda: check_disk(plan, run, disk_bytes(run)))
             if start.checkpoint is not None:
                 load_checkpoint(start.checkpoint, roles, config)
-            from_first(lambda: cut_back(run, start.progress.iterations_done))
-            return _run(run, config, roles, watch, start)
+            events = from_first(lambda: take_up(run, start, now, changes))
+            return _run(run, config, roles, watch, start, events)
         finally:
             roles.reward.close()
 
@@ -117,7 +131,9 @@ def _locked(run: Path) -> Iterator[None]:
         yield
 
 
-def _run(run: Path, config: Config, roles: Roles, watch: Watcher, start: Start) -> Result:
+def _run(
+    run: Path, config: Config, roles: Roles, watch: Watcher, start: Start, events: list[Event]
+) -> Result:
     done = start.progress.iterations_done
     first = world().is_first
     writer = RunWriter(run, config.to_yaml(), start.attempt) if first else NoWriter(run)
@@ -126,9 +142,9 @@ def _run(run: Path, config: Config, roles: Roles, watch: Watcher, start: Start) 
         if start.attempt > 1:
             where = start.checkpoint.name if start.checkpoint else "the beginning"
             resumed = Event("resumed", f"attempt {start.attempt} goes on from {where}")
-            writer.events(done, [resumed, *start.events])
+            writer.events(done, [resumed, *events])
             watch.resumed(done, start.checkpoint)
-            for event in start.events:
+            for event in events:
                 watch.warned(event.message)
         skipped = [Event("bad_row", problem) for problem in roles.broken]
         writer.events(done, skipped)

@@ -44,9 +44,9 @@ from tether.models.loading import (
 from tether.rewards.learned import LearnedScorer, Scale
 from tether.run.checkpoints import all_checkpoints, discard, finish, prune, stage
 from tether.run.directory import CHECKPOINTS, EVALS, SCHEMA
-from tether.run.reader import read_lines
+from tether.run.reader import read_lines, read_regular
 from tether.train.controls import Controls
-from tether.train.inputs import hash_model
+from tether.train.inputs import hash_ends, hash_model, versions
 from tether.train.roles import Roles
 from tether.train.tensors import (
     OwnTensors,
@@ -165,11 +165,11 @@ def load_plain_actor(
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     try:
-        state = json.loads((checkpoint / STATE).read_bytes())
+        state = json.loads(read_regular(checkpoint / STATE))
     except (OSError, ValueError):
         state = None
     if not isinstance(state, dict):
-        raise UserError(f"{checkpoint / STATE} is missing or no JSON object.")
+        raise UserError(f"{checkpoint / STATE} is missing or not a JSON object.")
     return state
 
 
@@ -214,6 +214,7 @@ def _write(
         **asdict(progress),
         "config": config.to_dict(),
         "inputs": roles.inputs,
+        "versions": versions(),
     }
     if isinstance(roles.reward, LearnedScorer):
         state["reward_scale"] = asdict(roles.reward.scale)
@@ -224,7 +225,8 @@ def _refuse_other_base(checkpoint: Path, config: Config) -> None:
     """An adapter on another base than its own would be a model that nobody trained."""
     base = config.model.actor
     written = read_state(checkpoint)["inputs"]["model.actor"]
-    if hash_model(find_model(base, config.model.hub)) != written:
+    hashed = hash_ends if isinstance(written, str) else hash_model
+    if hashed(find_model(base, config.model.hub)) != written:
         raise UserError(
             f"{base} is no longer the model that the adapter in {checkpoint} was trained on; put "
             f"it back as it was."

@@ -15,6 +15,7 @@ from tether.run.trackers import Trackers
 from tether.run.writer import NoWriter, RunWriter
 from tether.train.checkpoint import Progress, save_checkpoint
 from tether.train.evaluate import Evaluation, evaluate
+from tether.train.inputs import prompts_digest
 from tether.train.interrupt import Dropped, Interrupt
 from tether.train.iteration import run_iteration
 from tether.train.optimizer import schedule_factor
@@ -131,6 +132,8 @@ class Loop:
         metrics = outcome.metrics(config)
         if _due(outcome.iteration, config.run.rollouts_every):
             writer.rollouts(outcome.iteration, rollout_rows(outcome, roles.vocabulary, config))
+        drawn = outcome.prompts.ids[:: config.rollout.samples_per_prompt]
+        writer.prompts(outcome.iteration, prompts_digest(drawn))
         writer.iteration(outcome.iteration, metrics, outcome.timings())
         writer.events(outcome.iteration, outcome.events)
         self._warn(self.trackers.ended())

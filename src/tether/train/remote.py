@@ -78,6 +78,9 @@ class Relay(Watcher):
         self.line.keep(str(run))
         self.tell("started", run, iterations)
 
+    def preparing(self, what: str) -> None:
+        self.tell("preparing", what)
+
     def resumed(self, iterations_done: int, checkpoint: Path | None) -> None:
         self.tell("resumed", iterations_done, checkpoint)
 

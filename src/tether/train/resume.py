@@ -1,21 +1,42 @@
 """Where a run that stopped goes on, and whether it may."""
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tether.config import Config
-from tether.errors import UserError
+from tether.errors import UserError, one_line
+from tether.recipes import validate_config
 from tether.run.checkpoints import newest_whole, set_aside, sweep
-from tether.run.directory import CONFIG, EVALS, EVENTS, METRICS
+from tether.run.directory import (
+    CHECKPOINTS,
+    CONFIG,
+    EVALS,
+    EVENTS,
+    FINGERPRINT,
+    METRICS,
+    PROMPTS,
+)
 from tether.run.events import Event
-from tether.run.reader import read_lines
+from tether.run.reader import NotRegular, read_lines, read_regular
+from tether.run.writer import cut_back
 from tether.train.checkpoint import Progress, read_progress, read_state
 from tether.train.controls import first_controls
+from tether.train.inputs import (
+    Fingerprint,
+    changed_inputs,
+    changed_versions,
+    first_version_inputs,
+    prompts_digest,
+    read_fingerprint,
+    write_fingerprint,
+)
+from tether.train.roles import Roles
 
 # None of these changes a number of the run; who computes it, by `launch`, only its rounding.
 MAY_CHANGE = {
@@ -28,6 +49,14 @@ MAY_CHANGE = {
 }
 
 
+# Changes after which a held-out score is still what it was: they concern learning alone.
+NOT_EVALUATED = (
+    *("actor.", "critic.", "advantage.", "kl.in_", "run.", "train.iterations"),
+    *("train.eval_every", "the file behind data.train", "data.train", "data.shuffle"),
+)
+PROMPTS_COMPARED = 64  # newest iterations whose prompts are drawn again; the files cover the rest
+
+
 @dataclass(frozen=True)
 class Start:
     """Where training begins: at the beginning, or after the iterations of a checkpoint."""
@@ -35,62 +64,138 @@ class Start:
     progress: Progress
     checkpoint: Path | None = None
     attempt: int = 1
-    inputs: Mapping[str, str] = field(default_factory=dict)  # as they were when it was written
-    events: list[Event] = field(default_factory=list)
+    finished: bool = False
+    written: Mapping[str, Any] = field(default_factory=dict)  # the config it was started with
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # files, as they were then
+    versions: Mapping[str, str] = field(default_factory=dict)
+    damaged: Mapping[Path, str] = field(
+        default_factory=dict
+    )  # newer checkpoints, and what is wrong
 
 
 def first_start(config: Config) -> Start:
     return Start(Progress(iterations_done=0, controls=first_controls(config)))
 
 
-def find_start(run: Path, config: Config, allow_changed: bool) -> Start:
-    """The newest whole checkpoint of a run that nobody else is writing; else its beginning."""
-    sweep(run)
+def find_start(run: Path, config: Config) -> Start:
+    """Find the newest whole checkpoint of a run, or its beginning; nothing is changed yet."""
     checkpoint, damaged = newest_whole(run)
-    events = [
-        Event("damaged_checkpoint", f"{path.name}: {problem}; set aside as {set_aside(path).name}")
-        for path, problem in damaged.items()
-    ]
+    if checkpoint is None and damaged:
+        which, problem = next(iter(damaged.items()))
+        raise UserError(
+            f"{run} has {len(damaged)} checkpoints and none is whole ({which.name}: {problem}), so "
+            f"that it would begin again at iteration 0. Restore one; or, to begin again, move "
+            f"{run / CHECKPOINTS} elsewhere first."
+        )
+    if is_finished(run, config, checkpoint):
+        return Start(Progress(config.train.iterations, first_controls(config)), finished=True)
+    fingerprint = read_fingerprint(run)
     if checkpoint is None:
-        written, inputs = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")), {}
         progress = first_start(config).progress
+        written: dict[str, Any] = {"config": read_config(run), "inputs": {}, "versions": {}}
     else:
-        state = read_state(checkpoint)
+        written = read_state(checkpoint)
         try:
-            written, inputs, progress = state["config"], state["inputs"], read_progress(state)
+            progress = read_progress(written)
+            _ = written["config"], written["inputs"]
         except (KeyError, TypeError):
             raise UserError(
                 f"{checkpoint} is of an older version of tether, without what a resume needs; "
                 f"start a run from its weights: --model.actor {checkpoint / 'actor'}."
             ) from None
         _refuse_lost_lines(run, checkpoint, progress)
-    events += refuse_changes(changed_fields(written, config), allow_changed)
-    return Start(progress, checkpoint, _next_attempt(run), inputs, events)
+    if fingerprint is not None:
+        written = asdict(fingerprint)
+    return Start(
+        progress,
+        checkpoint,
+        _next_attempt(run),
+        written=written["config"],
+        inputs=written["inputs"],
+        versions=written.get("versions", {}),
+        damaged=damaged,
+    )
 
 
-def is_finished(run: Path, config: Config) -> bool:
-    """Whether all iterations are done, saved, and evaluated where there is something to ask."""
-    checkpoint, _ = newest_whole(run)
+def is_finished(run: Path, config: Config, checkpoint: Path | None) -> bool:
+    """Return whether all iterations are done, saved, and evaluated where there are prompts."""
     if checkpoint is None or int(checkpoint.name) < config.train.iterations:
         return False
-    evaluated = {record["iteration"] for record in read_lines(run / EVALS)}
+    evaluated = {record.get("iteration") for record in read_lines(run / EVALS)}
     return config.data.heldout is None or int(checkpoint.name) in evaluated
 
 
-def changed_inputs(start: Start, inputs: Mapping[str, str]) -> list[str]:
-    """Files and versions that are not what the checkpoint was made from."""
+def find_changes(
+    run: Path, start: Start, now: Fingerprint, roles: Roles, config: Config
+) -> list[str]:
+    """Name everything that would make this another run."""
+    fields = changed_fields(start.written, config)
+    if any(isinstance(value, str) for value in start.inputs.values()):
+        inputs = _changed_since_first_version(start.inputs, config)
+    elif start.inputs:
+        inputs = changed_inputs(start.inputs, now.inputs)
+    else:  # a run of the first version, without a checkpoint
+        inputs = []
+    changes = [*fields, *inputs, *changed_versions(start.versions, now.versions)]
+    return changes or _changed_prompts(run, roles, config)
+
+
+def _changed_since_first_version(before: Mapping[str, str], config: Config) -> list[str]:
+    now = first_version_inputs(config)
     return [
-        f"torch, {start.inputs['torch']} then and {inputs['torch']} now"
+        f"torch, {before['torch']} then and {now['torch']} now"
         if name == "torch"
         else f"the file behind {name}"
-        for name in start.inputs
-        if start.inputs[name] != inputs.get(name)
+        for name in before
+        if before[name] != now.get(name)
     ]
 
 
+def _changed_prompts(run: Path, roles: Roles, config: Config) -> list[str]:
+    """Draw the prompts of past iterations again; their ids must be those that were drawn then."""
+    drawn = read_lines(run / PROMPTS)[-PROMPTS_COMPARED:]
+    size = config.rollout.prompts
+    for line in drawn:
+        iteration = line.get("iteration")
+        prompts = roles.train_prompts.take(iteration, size, config.seed, config.data.shuffle)
+        if prompts_digest(prompts.ids) != line.get("sha256"):
+            return [f"the token ids of the prompts of iteration {iteration}"]
+    return []
+
+
+def take_up(run: Path, start: Start, now: Fingerprint, changes: list[str]) -> list[Event]:
+    """Put the run's files where the checkpoint left them, all being known to be good by now."""
+    cut_back(run, start.progress.iterations_done)
+    events = [Event("changed", f"the run went on with a change: {change}") for change in changes]
+    if any(not change.startswith(NOT_EVALUATED) for change in changes):
+        events += _set_evaluations_aside(run)
+    for path, problem in start.damaged.items():
+        place = set_aside(path).name
+        events.append(Event("damaged_checkpoint", f"{path.name}: {problem}; set aside as {place}"))
+    sweep(run)
+    if changes or not (run / FINGERPRINT).is_file():
+        write_fingerprint(run, now)
+    return events
+
+
+def _set_evaluations_aside(run: Path) -> list[Event]:
+    """A score from before the change must not be compared with one from after it."""
+    if not read_lines(run / EVALS):
+        return []
+    number = 1
+    while (place := run / f"evals-{number:03d}.jsonl").exists():
+        number += 1
+    os.rename(run / EVALS, place)
+    message = (
+        f"held-out scores from before the change are not comparable any more; they were set aside "
+        f"as {place.name}"
+    )
+    return [Event("evaluations_set_aside", message)]
+
+
 def changed_fields(written: Mapping[str, Any], config: Config) -> list[str]:
-    """Fields that differ from what the run was started with and would make it another run."""
-    before, now = _flat(written), _flat(config.to_dict())
+    """Name the fields that differ from what the run was started with and make it another run."""
+    before, now = _flat(_with_defaults(written)), _flat(config.to_dict())
     allowed = set(MAY_CHANGE)
     if config.actor.schedule == "constant":
         allowed.add("train.iterations")
@@ -103,13 +208,24 @@ def changed_fields(written: Mapping[str, Any], config: Config) -> list[str]:
     ]
 
 
-def refuse_changes(changes: list[str], allow_changed: bool) -> list[Event]:
+def _with_defaults(written: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fill in the fields that tether has got since the run was started."""
+    try:
+        return validate_config(written).to_dict()
+    except UserError:  # a field that it has lost since: named as changed
+        return written
+
+
+def refuse_changes(changes: list[str], allow_changed: bool) -> None:
     if changes and not allow_changed:
         raise UserError(
-            f"This would not be the same run: changed since the checkpoint: {'; '.join(changes)}. "
+            f"This would not be the same run: changed since it was started: {'; '.join(changes)}. "
             f"Change it back, or go on all the same with --allow-changed."
         )
-    return [Event("changed", f"the run went on with a change: {change}") for change in changes]
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
 
 
 def _refuse_lost_lines(run: Path, checkpoint: Path, progress: Progress) -> None:
@@ -125,8 +241,13 @@ def _refuse_lost_lines(run: Path, checkpoint: Path, progress: Progress) -> None:
 
 def _next_attempt(run: Path) -> int:
     attempts = [1]
-    path = run / EVENTS
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    try:
+        lines = read_regular(run / EVENTS).splitlines()
+    except FileNotFoundError:
+        lines = []
+    except (OSError, NotRegular) as error:
+        raise UserError(f"{run / EVENTS} cannot be read: {one_line(error)}.") from None
+    for line in lines:
         try:
             attempts.append(int(json.loads(line)["attempt"]))
         except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
 """The four roles and what serves them, built once a run."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
@@ -29,7 +29,7 @@ from tether.rollout.local import LocalSampler
 from tether.rollout.spread import SpreadSampler
 from tether.rollout.tools.build import build_turns
 from tether.rollout.vllm import build_vllm
-from tether.train.inputs import fingerprint
+from tether.train.inputs import Inputs
 from tether.train.normalisation import build_learned_scorer, start_value_head
 from tether.train.optimizer import Optimizer
 
@@ -49,8 +49,8 @@ class Roles:
     reward: Scorer
     actor_optimizer: Optimizer
     critic_optimizer: Optimizer | None
-    inputs: dict[str, str]  # hashes of the files that all this was made from
     broken: list[str]  # rows of data and of corpora that were left out, and why
+    inputs: Inputs = field(default_factory=dict)  # hashes of the files that all this is made from
 
 
 def build_roles(
@@ -97,7 +97,6 @@ def build_roles(
         reward=scorer,
         actor_optimizer=Optimizer(actor_weights, config.actor.lr, config.actor.max_grad_norm),
         critic_optimizer=_build_critic_optimizer(config, critic),
-        inputs=fingerprint(config),
         broken=[
             *train_prompts.broken,
             *(heldout_prompts.broken if heldout_prompts else []),

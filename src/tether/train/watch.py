@@ -10,6 +10,9 @@ class Watcher:
     def reading(self, path: str, rows: int) -> None:
         """Called while a data file is read; `rows` of it have been."""
 
+    def preparing(self, what: str) -> None:
+        """Called while files are hashed, if that takes long."""
+
     def started(self, run: Path, iterations: int) -> None: ...
 
     def resumed(self, iterations_done: int, checkpoint: Path | None) -> None: ...

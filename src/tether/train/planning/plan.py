@@ -206,15 +206,21 @@ def make_plan(config: Config, roles: Roles) -> Plan:
     return plan
 
 
-def check_disk(plan: Plan, folder: Path) -> None:
-    """Refuse, before training, a run whose checkpoints would not fit."""
+def check_disk(plan: Plan, folder: Path, own_bytes: int = 0) -> None:
+    """Refuse, before training, a run whose checkpoints would not fit.
+
+    `own_bytes` is what checkpoints of the run take already: they make room for newer ones, but
+    only once the next one has been written beside them.
+    """
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    if free < plan.disk_bytes:
+    needed = max(plan.checkpoint_bytes, plan.disk_bytes - own_bytes)
+    if free < needed:
+        there = f" beside the {byte_text(own_bytes)} that they take now" if own_bytes else ""
         raise UserError(
-            f"{folder} has {byte_text(free)} free, but checkpoints need "
-            f"{byte_text(plan.disk_bytes)}: {plan.checkpoints_kept} kept and one being written; "
+            f"{folder} has {byte_text(free)} free, but checkpoints need {byte_text(needed)}"
+            f"{there}: {plan.checkpoints_kept} kept and one being written; "
             f"make room, set run.dir, or lower train.keep_last and train.keep_best."
         )
 
