@@ -65,6 +65,7 @@ def run(tiny_model_dir, tiny_data, tmp_path_factory):
 def test_a_run_directory_holds_what_the_design_names(run):
     result, _ = run
     top = {"config.yaml", "metrics.jsonl", "timings.jsonl", "evals.jsonl", "events.jsonl"}
+    top |= {"fingerprint.json", "prompts.jsonl"}
     files = files_of(result.run)
     assert {f for f in files if "/" not in f} == top | {"lock"}
     assert {f for f in files if f.startswith("rollouts/")} == {
@@ -83,6 +84,7 @@ def test_every_line_and_file_says_its_schema(run):
     assert len(lines) > 20
     assert {line["schema"] for line in lines} == {1}
     assert yaml.safe_load((result.run / "config.yaml").read_text())["schema"] == 1
+    assert json.loads((result.run / "fingerprint.json").read_text())["schema"] == 1
     for name in ("manifest.json", "state.json"):
         assert json.loads((latest_checkpoint(result.run) / name).read_text())["schema"] == 1
 

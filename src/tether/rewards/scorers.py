@@ -18,6 +18,7 @@ from tether.dist.share import block
 from tether.errors import UserError
 from tether.rewards.function import LARGEST_SCORE, Reward, call_reward, describe
 from tether.rewards.parts import Part
+from tether.rewards.sources import Sources
 
 STARTUP_SECONDS = 60.0
 
@@ -70,12 +71,13 @@ class InProcessScorer:
 
 class ChildScorer:
     """One long-lived child for all parts; when a row hangs it or kills it, a new child goes on
-    after that row."""
+    after that row. It runs the same reward: files that were edited meanwhile stop the run."""
 
     def __init__(self, parts: Sequence[Part], timeout_seconds: float) -> None:
         self.parts = parts
         self.timeout_seconds = timeout_seconds
         self.child: _Child | None = None
+        self.sources = Sources(part.kind for part in parts)
 
     def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
         return spread(rows, self._score)
@@ -84,10 +86,14 @@ class ChildScorer:
         lines = [json.dumps(row) for row in rows]
         verdicts: list[Verdict] = []
         while len(verdicts) < len(rows):
-            self.child = self.child or _Child(self.parts)
+            self.child = self.child or self._start()
             self.child.send(lines[len(verdicts) :])
             verdicts += self._collect(len(rows) - len(verdicts))
         return verdicts
+
+    def _start(self) -> "_Child":
+        self.sources.refuse_changed()
+        return _Child(self.parts)
 
     def _collect(self, expected: int) -> list[Verdict]:
         """Verdicts until all are there, or up to and with the row that ended the child."""

@@ -68,9 +68,7 @@ class Start:
     written: Mapping[str, Any] = field(default_factory=dict)  # the config it was started with
     inputs: Mapping[str, Any] = field(default_factory=dict)  # files, as they were then
     versions: Mapping[str, str] = field(default_factory=dict)
-    damaged: Mapping[Path, str] = field(
-        default_factory=dict
-    )  # newer checkpoints, and what is wrong
+    damaged: Mapping[Path, str] = field(default_factory=dict)  # newer ones, and what is wrong
 
 
 def first_start(config: Config) -> Start:
@@ -125,9 +123,7 @@ def is_finished(run: Path, config: Config, checkpoint: Path | None) -> bool:
     return config.data.heldout is None or int(checkpoint.name) in evaluated
 
 
-def find_changes(
-    run: Path, start: Start, now: Fingerprint, roles: Roles, config: Config
-) -> list[str]:
+def find_changes(start: Start, now: Fingerprint, config: Config) -> list[str]:
     """Name everything that would make this another run."""
     fields = changed_fields(start.written, config)
     if any(isinstance(value, str) for value in start.inputs.values()):
@@ -136,8 +132,7 @@ def find_changes(
         inputs = changed_inputs(start.inputs, now.inputs)
     else:  # a run of the first version, without a checkpoint
         inputs = []
-    changes = [*fields, *inputs, *changed_versions(start.versions, now.versions)]
-    return changes or _changed_prompts(run, roles, config)
+    return [*fields, *inputs, *changed_versions(start.versions, now.versions)]
 
 
 def _changed_since_first_version(before: Mapping[str, str], config: Config) -> list[str]:
@@ -151,7 +146,7 @@ def _changed_since_first_version(before: Mapping[str, str], config: Config) -> l
     ]
 
 
-def _changed_prompts(run: Path, roles: Roles, config: Config) -> list[str]:
+def changed_prompts(run: Path, roles: Roles, config: Config) -> list[str]:
     """Draw the prompts of past iterations again; their ids must be those that were drawn then."""
     drawn = read_lines(run / PROMPTS)[-PROMPTS_COMPARED:]
     size = config.rollout.prompts
