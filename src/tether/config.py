@@ -7,6 +7,7 @@ recipe's YAML becomes a Config is in `recipes`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +42,16 @@ def cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     here = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def refuse_userinfo(field: str, url: str, instead: str) -> None:
+    """A user and password in an address would be written into the run's files and shown."""
+    authority = url.partition("://")[2] or url
+    if "@" in re.split(r"[/?#\\]", authority, maxsplit=1)[0]:
+        raise ValueError(
+            f"{field} holds a user or password before the @, which would be written into the "
+            f"run's files; leave it out, and {instead}"
+        )
 
 
 class Section(BaseModel):
@@ -180,6 +191,8 @@ class SearchTool(ToolSection):
     """JSON lines of {"id": …, "contents": "title\\ntext"}, searched by BM25 in this process"""
     url: str | None = None
     """a server of Search-R1's protocol instead: http://HOST:PORT/retrieve"""
+    key_variable: Annotated[str, Field(pattern=r"^\w+$")] | None = None
+    """the environment variable that holds the server's API key, sent as a bearer token"""
     topk: PositiveInt = 3
     """documents a query gets"""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
@@ -193,8 +206,12 @@ class SearchTool(ToolSection):
     def _one_source(self) -> SearchTool:
         if (self.corpus is None) == (self.url is None):
             raise ValueError("search needs either a corpus or a url, and not both")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url is {self.url!r}; write http://HOST:PORT/retrieve")
+        if self.url is not None:
+            refuse_userinfo("url", self.url, "name the variable with the key by key_variable")
+            if not self.url.startswith(("http://", "https://")):
+                raise ValueError(f"url is {self.url!r}; write http://HOST:PORT/retrieve")
+        if self.key_variable is not None and self.url is None:
+            raise ValueError("key_variable goes with a url; a corpus needs no key")
         return self
 
 
@@ -685,6 +702,12 @@ class LaunchSection(Section):
     """what a device computes, in 1e12 operations a second, for the times of `tether check`"""
     link_gigabytes: PositiveFloat | None = None
     """what a device sends and receives, in 1e9 bytes a second, for the same"""
+
+    @model_validator(mode="after")
+    def _address_has_no_secret(self) -> LaunchSection:
+        if self.address is not None:
+            refuse_userinfo("address", self.address, "set RAY_AUTH_TOKEN in the environment")
+        return self
 
     @model_validator(mode="after")
     def _mesh_fits(self) -> LaunchSection:

@@ -1,6 +1,5 @@
 """`tether eval`: score a model on held-out prompts."""
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,6 +38,7 @@ def evaluate(
     MODEL is a run, a model directory or tether:starter.
     """
     from tether import api
+    from tether.rollout.tools.http import key_in
 
     plain, overrides = parse_words(words or [])
     if endpoint is None:
@@ -49,14 +49,8 @@ def evaluate(
     if endpoint_model is None:
         raise UserError("--endpoint needs --endpoint-model NAME: what the server calls its model.")
     model = one_word(plain, "", "model") or None
-    key = None if endpoint_key is None else _key(endpoint_key)
+    key = None if endpoint_key is None else key_in(endpoint_key, "--endpoint-key")
     _show(api.evaluate_endpoint(endpoint, endpoint_model, model, recipe, overrides, key=key))
-
-
-def _key(variable: str) -> str:
-    if not os.environ.get(variable):
-        raise UserError(f"--endpoint-key names {variable}, which is not set in the environment.")
-    return os.environ[variable]
 
 
 def _show(evaluation: "Evaluation") -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import httpx
 
+from tether.config import refuse_userinfo
 from tether.errors import UserError
 from tether.models.loading import Vocabulary
 from tether.rollout.engine import Completion, Request
+from tether.rollout.tools.http import bearer
 
 AT_ONCE = 16  # requests under way
 PAUSE_SECONDS = 0.5  # before the first retry; twice as long before each further one
@@ -36,7 +38,7 @@ class Endpoint:
         retries: int = 3,
     ) -> None:
         self.url, self.model, self.vocabulary = completions_url(url), model, vocabulary
-        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self.headers = {} if key is None else bearer(key, "the key of the endpoint")
         self.timeout_seconds, self.retries = timeout_seconds, retries
         self.form = 0  # of FORMS: the first that this server has not refused
 
@@ -128,6 +130,10 @@ class Endpoint:
 
 def completions_url(url: str) -> str:
     """From the address of a server, with or without /v1, to that of its completions."""
+    try:
+        refuse_userinfo("--endpoint", url, "name the variable with the key by --endpoint-key")
+    except ValueError as error:
+        raise UserError(f"{error}.") from None
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--endpoint is {url!r}; write http://HOST:PORT.")
     url = url.rstrip("/").removesuffix("/completions")

@@ -1,8 +1,10 @@
 """A run's actor as an ordinary Hugging Face directory, with a model card that says what it is."""
 
+import re
 import shutil
 from pathlib import Path
 
+import yaml
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
@@ -16,6 +18,7 @@ from tether.train.evaluate import Estimate, Evaluation, read_evaluations
 from tether.train.roles import pick_device
 
 CARD = "README.md"
+SECRET = re.compile(r"(?i)(api_?key|passw(or)?d|secret|credentials?|(api|auth|access|hf)_?token)$")
 SETTINGS = "tether.yaml"  # the run's config, under a name that makes the directory no run
 
 
@@ -36,13 +39,23 @@ def export_run(run: Path, config: Config, directory: Path) -> Path:
         vocabulary.tokenizer.save_pretrained(staged)
         card = model_card(int(checkpoint.name), config, read_evaluations(run))
         (staged / CARD).write_text(card, encoding="utf-8")
-        (staged / SETTINGS).write_text(config.to_yaml(), encoding="utf-8")
+        (staged / SETTINGS).write_text(shared_settings(config), encoding="utf-8")
         staged.rename(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(staged, ignore_errors=True)
         reason = (getattr(error, "strerror", None) or str(error)).lower().removesuffix(".")
         raise UserError(f"{directory} could not be written: {reason}.") from None
     return directory
+
+
+def shared_settings(config: Config) -> str:
+    """The config for others to read: a secret among a reward's arguments is left out."""
+    sections = config.to_dict()
+    for reward in (sections["reward"], *(sections["reward"]["parts"] or ())):
+        for name, value in reward["arguments"].items():
+            if isinstance(value, str) and SECRET.search(name):
+                reward["arguments"][name] = "(left out of the export)"
+    return yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
 
 
 def _answer_alike(model: PreTrainedModel, vocabulary: Vocabulary) -> None:

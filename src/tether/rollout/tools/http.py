@@ -11,11 +11,14 @@ this shape to the letter, and is text.
 import asyncio
 import json
 import math
+import os
 import ssl
 import time
 from typing import Any
 
 import httpx
+
+from tether.errors import UserError
 
 PAUSE_SECONDS = 0.1  # before the first retry; twice as long before each further one
 GRACE_SECONDS = 1.0  # that the caller's own limit should leave beside the deadline here
@@ -29,12 +32,36 @@ class BadAnswer(Exception):
     """The server said what no server of the protocol says; it would say so again."""
 
 
+def bearer(key: str, what: str) -> dict[str, str]:
+    """The header that carries an API key. What is wrong with one is said without showing it."""
+    key = key.strip()  # a variable that was read from a file ends in a line feed
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(
+            f"{what} is empty, or holds a blank, a control character or one beyond ASCII, which a "
+            f"header cannot carry; set it again."
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+def key_in(variable: str, field: str) -> str:
+    """The value of an environment variable that a field or option names."""
+    if not os.environ.get(variable):
+        raise UserError(f"{field} names {variable}, which is not set in the environment.")
+    return os.environ[variable]
+
+
 class HttpRetriever:
     def __init__(
-        self, url: str, timeout_seconds: float = 10.0, retries: int = 2, max_bytes: int = 1_000_000
+        self,
+        url: str,
+        timeout_seconds: float = 10.0,
+        retries: int = 2,
+        max_bytes: int = 1_000_000,
+        key: str | None = None,
     ) -> None:
         self.url, self.timeout_seconds = url, timeout_seconds
         self.retries, self.max_bytes = retries, max_bytes
+        self.key = {} if key is None else bearer(key, "the key of rollout.tools.key_variable")
         # Made once: reading the certificates takes longer than most searches.
         self.verify = ssl.create_default_context() if url.startswith("https:") else False
 
@@ -63,7 +90,7 @@ class HttpRetriever:
         raise failure
 
     async def _post(self, body: dict[str, Any]) -> bytes:
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", **self.key}
         # Neither proxies nor passwords from the environment, and no redirect: only this address.
         client = httpx.AsyncClient(
             trust_env=False, follow_redirects=False, timeout=None, verify=self.verify
