@@ -70,7 +70,7 @@ class RunSection(Section):
     overwrite: bool = False
     """replace an earlier run at `run.dir`"""
     rollouts_every: NonNegativeInt = 10
-    """write rollouts/ every so many iterations; 0 = never"""
+    """write rollouts/ every so many iterations, besides the first and the last; 0 = never"""
     rollouts_rows: PositiveInt = 64
     """rows kept of each written iteration: whole groups, evenly spaced"""
     trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = []

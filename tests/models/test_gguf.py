@@ -1,15 +1,18 @@
 """A GGUF file, written here by the rules of its format, gives back the model it was made from."""
 
+import os
+
 import gguf
 import pytest
 import torch
+import transformers
 from conftest import tiny_llama
 from helpers import changed, distinct_letters, slow_log_probs
 
 import tether
 from models.families import make_family
 from tether.errors import UserError
-from tether.models import loading
+from tether.models import gguf_cache, loading
 from tether.models.loading import load_causal_lm, load_trunk, load_vocabulary
 
 CPU = torch.device("cpu")
@@ -155,3 +158,71 @@ def test_a_file_cut_short_is_one_sentence(gguf_file, tmp_path):
         for load in (load_causal_lm, load_trunk):
             with pytest.raises(UserError, match=r"cut\.gguf [^\n]+$"):
                 load(str(cut), "float32", CPU)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and every file's memory of it forgotten."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    gguf_cache._unpacked.cache_clear()
+    return tmp_path / "cache" / "tether" / "gguf"
+
+
+def count_unpackings(monkeypatch) -> list:
+    """Each reading of a GGUF file by transformers, whoever asks for it."""
+    found, load = [], transformers.AutoModelForCausalLM.from_pretrained
+
+    def counted(*arguments, **options):
+        if "gguf_file" in options:
+            found.append(options["gguf_file"])
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", counted)
+    return found
+
+
+def test_a_file_is_unpacked_once_and_gives_the_same_bits_again(gguf_file, cache, monkeypatch):
+    unpackings = count_unpackings(monkeypatch)
+    models = []
+    for _ in range(2):
+        models.append(load_causal_lm(gguf_file, "float32", CPU).state_dict())
+        load_vocabulary(gguf_file, load_causal_lm(gguf_file, "float32", CPU))
+        gguf_cache._unpacked.cache_clear()  # as another command would begin
+    assert len(unpackings) == 1
+    written = make_family("smollm2").state_dict()
+    for name, weight in models[1].items():
+        assert torch.equal(weight, models[0][name])
+        torch.testing.assert_close(weight, written[name], rtol=0, atol=1e-6)
+
+
+def test_what_is_kept_and_damaged_is_unpacked_again(gguf_file, cache, monkeypatch):
+    loaded = load_causal_lm(gguf_file, "float32", CPU).state_dict()
+    before = {name: weight.clone() for name, weight in loaded.items()}  # it is the file, mapped
+    [place] = cache.iterdir()
+    weights = place / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    gguf_cache._unpacked.cache_clear()
+    unpackings = count_unpackings(monkeypatch)
+    after = load_causal_lm(gguf_file, "float32", CPU).state_dict()
+    assert len(unpackings) == 1
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert [path.name for path in cache.iterdir()] == [place.name]
+
+
+def test_another_file_at_the_same_path_is_another_model(gguf_file, cache, byte_tokenizer):
+    before = load_causal_lm(gguf_file, "float32", CPU).state_dict()["model.norm.weight"]
+    other = make_family("smollm2")
+    with torch.no_grad():
+        other.model.norm.weight += 1
+    os.unlink(gguf_file)
+    write_gguf(gguf_file, other, byte_tokenizer)
+    after = load_causal_lm(gguf_file, "float32", CPU).state_dict()["model.norm.weight"]
+    torch.testing.assert_close(after, before + 1)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(gguf_file, cache):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("no folder")
+    assert load_causal_lm(gguf_file, "float32", CPU).dtype == torch.float32

@@ -1,8 +1,11 @@
+import json
 import math
 
 import pytest
 import torch
 
+import tether
+from tether.run.writer import cut_back
 from tether.train.evaluate import Estimate, estimate, evaluate, wilson
 from tether.types import Scores
 
@@ -68,3 +71,41 @@ def test_an_evaluation_scores_each_prompt_greedily_and_sampled_and_measures_the_
         for weight in roles.reference.policy.model.parameters():
             weight.mul_(0.8)
     assert evaluate(0, prompts, roles, config)[0].kl > 0.1
+
+
+def test_what_was_said_to_held_out_prompts_is_kept_and_repeats(tiny_config, tmp_path):
+    """One object per prompt and evaluation; the means of evals.jsonl are those of the rows."""
+    config = {**tiny_config, "train": {"iterations": 2, "eval_every": 1, "eval_prompts": 5}}
+    runs = [tmp_path / name for name in ("a", "b")]
+    for run in runs:
+        tether.train({**config, "run": {**config["run"], "dir": str(run)}})
+    names = sorted(path.name for path in (runs[0] / "evals").iterdir())
+    assert names == ["000000.jsonl", "000001.jsonl", "000002.jsonl"]
+    for name in names:
+        assert (runs[0] / "evals" / name).read_bytes() == (runs[1] / "evals" / name).read_bytes()
+    lines = [json.loads(line) for line in (runs[0] / "evals" / names[2]).open()]
+    assert [(line["iteration"], line["row"], line["data_line"]) for line in lines] == [
+        (2, row, row + 1) for row in range(5)
+    ]
+    assert all(isinstance(line["greedy"]["response"], str) for line in lines)
+    last = json.loads((runs[0] / "evals.jsonl").read_text().splitlines()[-1])
+    for kind in ("greedy", "sampled"):
+        mean = sum(line[kind]["score"] for line in lines) / 5
+        assert mean == pytest.approx(last[kind]["mean"])
+    assert "responses" not in last
+
+
+def test_the_rows_of_the_first_and_the_last_iteration_are_always_kept(tiny_config, tmp_path):
+    run = {**tiny_config["run"], "rollouts_every": 3}
+    tether.train({**tiny_config, "run": run, "train": {"iterations": 6}})
+    kept = sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir())
+    assert kept == ["000000.jsonl", "000003.jsonl", "000005.jsonl"]
+
+
+def test_later_responses_are_cut_back_with_the_evaluations(tmp_path):
+    (tmp_path / "evals").mkdir()
+    for name in ("000000.jsonl", "000002.jsonl", "000003.jsonl", "000003.tmp"):
+        (tmp_path / "evals" / name).write_text("")
+    cut_back(tmp_path, 2)
+    kept = sorted(path.name for path in (tmp_path / "evals").iterdir())
+    assert kept == ["000000.jsonl", "000002.jsonl"]

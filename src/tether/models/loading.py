@@ -30,6 +30,7 @@ from tether import assets
 from tether.errors import UserError, one_line
 from tether.models.foreign import refuse_foreign
 from tether.models.forward import logits_are_the_heads
+from tether.models.gguf_cache import unpacked
 from tether.models.products import use_onednn
 from tether.recipes.fetch import fetch_hint
 from tether.run.checkpoints import latest_checkpoint
@@ -221,7 +222,7 @@ def _load(
     _refuse_pickle(name, path)
     refuse_unfounded(name, auto, path, dtype)
     directory, options = _place(path)
-    if path.is_file():
+    if options:
         options |= _unpacked()
     # Unpacking a GGUF draws a progress bar that no setting of transformers turns off.
     with redirect_stderr(io.StringIO()), _sentences(name, kind):
@@ -267,7 +268,25 @@ def _place(path: Path) -> tuple[Path, dict[str, Any]]:
         return path, {}
     if find_spec("gguf") is None:
         raise UserError(f"{path} can be read with the gguf package only: pip install gguf.")
-    return path.parent, {"gguf_file": path.name}
+    kept = unpacked(path, _unpack)
+    return (path.parent, {"gguf_file": path.name}) if kept is None else (kept, {})
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    """Write a GGUF's model and tokenizer as a Hugging Face directory, weights in float32."""
+    source = {"local_files_only": True, "trust_remote_code": False, "gguf_file": path.name}
+    with redirect_stderr(io.StringIO()):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.float32, output_loading_info=True, **source, **_unpacked()
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, **source)
+    if info["missing_keys"]:
+        raise ValueError(min(info["missing_keys"]))
+    if getattr(model, "hf_quantizer", None) is not None:
+        model.hf_quantizer.remove_quantization_config(model)
+    _make_savable(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _unpacked() -> dict[str, Any]:

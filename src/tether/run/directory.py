@@ -15,6 +15,7 @@ FINGERPRINT = "fingerprint.json"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVALS = "evals.jsonl"
+RESPONSES = "evals"  # a folder: what was said in each of them
 EVENTS = "events.jsonl"
 PROMPTS = "prompts.jsonl"
 ROLLOUTS = "rollouts"

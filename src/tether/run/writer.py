@@ -14,7 +14,17 @@ from torch import Tensor
 
 from tether.errors import RunStopped, UserError, one_line
 from tether.run.checkpoints import sync
-from tether.run.directory import CONFIG, EVALS, EVENTS, METRICS, PROMPTS, ROLLOUTS, SCHEMA, TIMINGS
+from tether.run.directory import (
+    CONFIG,
+    EVALS,
+    EVENTS,
+    METRICS,
+    PROMPTS,
+    RESPONSES,
+    ROLLOUTS,
+    SCHEMA,
+    TIMINGS,
+)
 from tether.run.events import Event
 from tether.run.reader import NotRegular, open_regular
 
@@ -67,7 +77,17 @@ class RunWriter:
         self._append(METRICS, {"iteration": iteration, **metrics})
         self._append(TIMINGS, {"iteration": iteration, **timings})
 
-    def evaluation(self, record: Mapping[str, Any]) -> None:
+    def evaluation(
+        self, record: Mapping[str, Any], responses: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Append a line about an evaluation. What was said in it is in a file before that."""
+        if responses:
+            path = self.directory / RESPONSES / f"{record['iteration']:06d}.jsonl"
+            try:
+                path.parent.mkdir(exist_ok=True)
+            except OSError as error:
+                raise self._cannot_write(path.parent, error) from None
+            self._replace(path, "".join(_line(row) for row in responses))
         self._append(EVALS, record)
 
     def events(self, iteration: int, events: Sequence[Event]) -> None:
@@ -85,7 +105,9 @@ class RunWriter:
         def write() -> None:
             for file in self.files.values():
                 os.fsync(file.fileno())
-            sync(self.directory / ROLLOUTS)
+            for folder in (ROLLOUTS, RESPONSES):
+                if (self.directory / folder).is_dir():
+                    sync(self.directory / folder)
             sync(self.directory)
 
         self._patiently(self.directory, write)
@@ -154,7 +176,9 @@ class NoWriter:
         self, iteration: int, metrics: Mapping[str, float], timings: Mapping[str, float]
     ) -> None: ...
 
-    def evaluation(self, record: Mapping[str, Any]) -> None: ...
+    def evaluation(
+        self, record: Mapping[str, Any], responses: Sequence[Mapping[str, Any]] = ()
+    ) -> None: ...
 
     def events(self, iteration: int, events: Sequence[Event]) -> None: ...
 
@@ -182,10 +206,11 @@ def cut_back(run: Path, iterations_done: int) -> None:
     for name, size in kept.items():
         if size is not None:
             os.truncate(run / name, size)
-    for path in (run / ROLLOUTS).glob("*"):
-        named = ROLLOUT_FILE.fullmatch(path.name)
-        if named and (path.suffix == ".tmp" or int(named[1]) >= iterations_done):
-            path.unlink()
+    for folder, end in ((ROLLOUTS, iterations_done), (RESPONSES, iterations_done + 1)):
+        for path in (run / folder).glob("*"):
+            named = ROLLOUT_FILE.fullmatch(path.name)
+            if named and (path.suffix == ".tmp" or int(named[1]) >= end):
+                path.unlink()
 
 
 def _whole_bytes(path: Path, before: int | None) -> int | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tether.run.events import Event
 from tether.run.reader import read_lines
 from tether.train.outcome import call_events, calls_made
 from tether.train.roles import Roles
-from tether.train.scoring import Judges, score_responses
+from tether.train.scoring import Judges, response_texts, score_record, score_responses
 from tether.types import Prompts, Rollout, Scores
 
 Z95 = 1.959964  # the standard normal's 97.5% point
@@ -42,9 +42,12 @@ class Evaluation:
     sampled: Estimate
     kl: float | None  # mean KL to the reference of a sampled response, in nats
     calls: float | None = None  # of tools that a sampled response made; None without tools
+    # What was said, one object per prompt; nothing in an evaluation that was read back.
+    responses: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:
-        return asdict(self)
+        """The line of evals.jsonl; the responses go into a file of their own."""
+        return asdict(replace(self, responses=[]), dict_factory=_without_responses)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":
@@ -91,9 +94,49 @@ def judge(
         sampled=estimate(sampled_scores),
         kl=kl,
         calls=calls_made(sampled) / len(prompts) if config.rollout.is_multi_turn else None,
+        responses=_responses(
+            iteration,
+            prompts,
+            {"greedy": (greedy, greedy_scores), "sampled": (sampled, sampled_scores)},
+            judges,
+        ),
     )
     failed = [*call_events(greedy), *call_events(sampled)]
     return evaluation, [*failed, *greedy_events, *sampled_events]
+
+
+def _responses(
+    iteration: int,
+    prompts: Prompts,
+    said: Mapping[str, tuple[Rollout, Scores]],
+    judges: Judges,
+) -> list[dict[str, Any]]:
+    """Return one object per held-out prompt: the response of each kind, and its score."""
+    texts = {
+        kind: response_texts(rollout, judges.vocabulary) for kind, (rollout, _) in said.items()
+    }
+    return [
+        {
+            "iteration": iteration,
+            "row": row,
+            "data_file": prompts.files[row],
+            "data_line": prompts.positions[row] + 1,
+            "prompt": prompts.texts[row],
+            **{
+                kind: {
+                    "response": texts[kind][row],
+                    "finish_reason": rollout.finish_reasons[row],
+                    **score_record(scores, row),
+                }
+                for kind, (rollout, scores) in said.items()
+            },
+        }
+        for row in range(len(prompts))
+    ]
+
+
+def _without_responses(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in items if name != "responses"}
 
 
 def estimate(scores: Scores) -> Estimate:

@@ -130,7 +130,8 @@ class Loop:
     def _write(self, outcome: Outcome) -> dict[str, float]:
         config, roles, writer = self.config, self.roles, self.writer
         metrics = outcome.metrics(config)
-        if _due(outcome.iteration, config.run.rollouts_every):
+        every, last = config.run.rollouts_every, config.train.iterations - 1
+        if _due(outcome.iteration, every) or (every and outcome.iteration == last):
             writer.rollouts(outcome.iteration, rollout_rows(outcome, roles.vocabulary, config))
         drawn = outcome.prompts.ids[:: config.rollout.samples_per_prompt]
         writer.prompts(outcome.iteration, prompts_digest(drawn))
@@ -149,7 +150,7 @@ class Loop:
         self.watch.evaluating(len(prompts))
         with self.interrupt.droppable():
             evaluation, events = evaluate(done, prompts, self.roles, self.config)
-        self.writer.evaluation(evaluation.record())
+        self.writer.evaluation(evaluation.record(), evaluation.responses)
         self.writer.events(done, events)
         self.watch.evaluated(evaluation)
         self.evaluations.append(evaluation)

@@ -9,7 +9,7 @@ from tether.config import Config
 from tether.models.loading import Vocabulary
 from tether.run.writer import shortest_floats
 from tether.train.outcome import Outcome
-from tether.train.scoring import row_turns
+from tether.train.scoring import row_turns, score_record
 
 
 def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> list[dict[str, Any]]:
@@ -40,7 +40,6 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
         length = int(rollout.response_lengths[row])
         prompt_start = rollout.prompt_ids.shape[1] - int(rollout.prompt_lengths[row])
         response_ids = rollout.response_ids[row, :length].tolist()
-        scored = bool(outcome.scores.scored[row])
         records.append(
             {
                 "iteration": outcome.iteration,
@@ -50,12 +49,7 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
                 "prompt": outcome.prompts.texts[row],
                 "response": vocabulary.decode(response_ids),
                 "finish_reason": rollout.finish_reasons[row],
-                "score": _number(outcome.scores.values[row]) if scored else None,
-                "score_parts": {
-                    name: _number(numbers[row])
-                    for name, numbers in outcome.scores.parts.items()
-                    if scored
-                },
+                **score_record(outcome.scores, row),
                 "usable": bool(outcome.scores.usable[row]),
                 "greedy_score": _number(outcome.greedy_scores[row]),
                 "beta": outcome.controls.beta,

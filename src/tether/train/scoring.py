@@ -1,7 +1,7 @@
 """Scores of a rollout: responses as text to the reward, numbers back, failures named."""
 
 from itertools import groupby
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,6 +13,7 @@ from tether.models.loading import Vocabulary
 from tether.rewards.scorers import Scorer
 from tether.rollout.episode import Greedy
 from tether.run.events import Event
+from tether.run.writer import shortest_floats
 from tether.train.roles import Roles
 from tether.types import Prompts, Rollout, Scores
 
@@ -108,6 +109,14 @@ def score_responses(
     scored = usable.clone()
     scored[list(skipped)] = False
     return Scores(values, usable.to(device), scored.to(device), parts), events
+
+
+def score_record(scores: Scores, row: int) -> dict[str, Any]:
+    """A row's score as the run's files keep it: null where there is none."""
+    if not scores.scored[row]:
+        return {"score": None, "score_parts": {}}
+    parts = {name: shortest_floats(numbers[row][None])[0] for name, numbers in scores.parts.items()}
+    return {"score": shortest_floats(scores.values[row][None])[0], "score_parts": parts}
 
 
 def lonely_rows(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
