@@ -35,6 +35,7 @@ SCHEMA = 1
 KL_ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "kl+": "k1+", "low_var_kl+": "k3+"}
 
 Share = Annotated[float, Field(ge=0, le=1)]
+WITH_TOOLS = 384  # default of rollout.max_response_tokens where observations count as well
 
 
 def cores() -> int:
@@ -222,11 +223,15 @@ class CalculatorTool(ToolSection):
     """arithmetic"""
 
 
+# path/file.py:name, or the name of a module that can be imported: package.module:name
+OwnCode = Annotated[str, Field(pattern=r"^(.*\.py|[A-Za-z_]\w*(\.\w+)*):\w+$")]
+
+
 class OwnTool(ToolSection):
     """A function of one's own, or an object with a name, a pattern and a call."""
 
-    kind: Annotated[str, Field(pattern=r"\.py:\w+$")]
-    """path/file.py:function"""
+    kind: OwnCode
+    """path/file.py:function or package.module:function"""
 
 
 def _tool_kind(value: Any) -> str:
@@ -270,7 +275,7 @@ class RolloutSection(Section):
     samples_per_prompt: PositiveInt = 4
     """responses sampled for each prompt"""
     max_response_tokens: PositiveInt = 128
-    """a response that has not ended by then is truncated"""
+    """a response that has not ended by then is truncated; with tools the default is 384"""
     temperature: PositiveFloat = 1.0
     """divides the logits, in sampling and in every log-prob alike"""
     sampler: Literal["local", "vllm"] = "local"
@@ -285,12 +290,14 @@ class RolloutSection(Section):
     """take the sampler's log-probs for the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []
     """what the policy may call: `calculator`, {kind: search, corpus: FILE}, path/file.py:name"""
-    environment: Annotated[str, Field(pattern=r"\.py:\w+$")] | None = None
+    environment: OwnCode | None = None
     """path/file.py:make; what it makes for each row, with `reset` and `step`, answers the policy"""
     max_turns: PositiveInt = 4
     """times the policy may write in an episode; a call that ends its last turn is not made"""
     max_observation_tokens: PositiveInt = 128
     """what a tool or environment says is cut to so many tokens, visibly"""
+    max_failed_share: Share = 0.5
+    """stop the run when more than this share of an iteration's calls failed; 1 = never"""
     state_masking: bool = True
     """keep observations out of the loss; false is an ablation that trains on them as well"""
 
@@ -308,6 +315,15 @@ class RolloutSection(Section):
     def may_mismatch(self) -> bool:
         """The sampler's log-probs are worth measuring against the trainer's."""
         return self.sampler != "local" or self.corrected_by.kind != "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _room_for_observations(cls, given: Any) -> Any:
+        """What tools say counts as part of a response, so it needs more room than one without."""
+        if not isinstance(given, dict) or "max_response_tokens" in given:
+            return given
+        talks = given.get("tools") or given.get("environment") is not None
+        return {**given, "max_response_tokens": WITH_TOOLS} if talks else given
 
     @model_validator(mode="after")
     def _sampler_fits(self) -> RolloutSection:
@@ -344,7 +360,7 @@ class RewardPart(Section):
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     """what it is called in metrics and rollouts"""
     kind: str
-    """a rule that ships, or `path/file.py:function`"""
+    """a rule that ships, `path/file.py:function` or `package.module:function`"""
     weight: float = 1.0
     """what its number is multiplied by before it is added to the score"""
     arguments: dict[str, Any] = {}
@@ -358,13 +374,15 @@ class RewardSection(Section):
     """What turns a response into a score: one reward by `kind`, or several by `parts`."""
 
     kind: str | None = None
-    """a rule that ships (`number_match`, …), `path/file.py:function`, or `model:PATH`, learned"""
+    """a rule that ships, `path/file.py:function`, `package.module:function`, or `model:PATH`"""
     arguments: dict[str, Any] = {}
     """constants for the function, by the names of its parameters"""
     parts: RewardParts | None = None
     """rewards that are summed: a list of {name, kind, weight, arguments}"""
     timeout_seconds: PositiveFloat = 10.0
     """time one row may take before its score counts as failed"""
+    import_timeout_seconds: PositiveFloat = 120.0
+    """time that importing the function may take, at the start and after a row that hung"""
     max_failed_share: Share = 0.1
     """stop the run when more than this share of an iteration's rows could not be scored"""
 

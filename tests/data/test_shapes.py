@@ -82,3 +82,10 @@ def test_a_column_that_the_reward_wants_must_be_there_and_not_null():
         require(["answer"], {"a": 1, "b": 2})
     with pytest.raises(BadRow, match="asks for 'answer', but it is null there"):
         require(["answer"], {"answer": None})
+
+
+@pytest.mark.parametrize("name", ["completion_ids", "trainer_state"])
+def test_what_only_trl_hands_over_is_not_asked_of_the_data(name):
+    with pytest.raises(BadRow, match=rf"{name}'.*give the parameter a default, or take it by"):
+        require([name], {"answer": "2"})
+    require([name], {name: [1, 2]})  # unless the data have such a column

@@ -13,6 +13,7 @@ from faults import trials
 from faults.attempt import Attempt, no_traceback, train
 from faults.row import Row, tally
 from faults.world import World
+from tether.train.trial import ROWS as TRIED
 
 PROMPTS, SAMPLES = 2, 4
 ROWS = PROMPTS * SAMPLES
@@ -101,7 +102,8 @@ def row_i1(world: World, folder: Path, tries: int, seed: int) -> Row:
 def _one_row_fails(world: World, folder: Path, name: str, seed: int) -> str | None:
     place = folder / name.replace(" ", "_")
     struck = {STRUCK_ROW + i: deed for i, deed in enumerate(FAULTS[name])}
-    calls = {STRUCK_ITERATION * ROWS + row + 1: deed for row, deed in struck.items()}
+    before = TRIED + STRUCK_ITERATION * ROWS  # calls, those of the trial before training included
+    calls = {before + row + 1: deed for row, deed in struck.items()}
     tried = train(place, world.recipe, *_fields(place, calls), "--seed", str(seed))
     failed = [] if name in HARMLESS else list(struck)
     problem = no_traceback(tried) or _wrong_end(tried, failed) or _survivor(place)
@@ -157,7 +159,7 @@ def _all_rows_fail(world: World, folder: Path) -> str | None:
     events = [(e["kind"], e["row"]) for e in tried.lines("events.jsonl")]
     if tried.code != 1 or "no idea" not in tried.complaint or "Traceback" in tried.said:
         return f"all rows: code {tried.code}, {tried.complaint!r}"
-    if events != [("unscorable", row) for row in range(ROWS)]:
+    if events != [*(("unscorable", row) for row in range(ROWS)), ("stopped", None)]:
         return f"all rows: events name {events}"
     return None
 

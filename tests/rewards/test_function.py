@@ -3,7 +3,9 @@ import pytest
 
 from tether.errors import UserError
 from tether.rewards.function import call_reward, load_reward, signature_of, wanted_columns
+from tether.rewards.parts import Part
 from tether.rewards.rules import exact_answer
+from tether.rewards.scorers import ChildScorer
 
 ROW = {"prompt": "1+1=?", "response": "2", "finished": True, "answer": "2"}
 
@@ -131,3 +133,53 @@ def test_a_file_may_define_dataclasses_that_look_their_module_up(tmp_path):
         "def f():\n    return A(x=3).x\n"
     )
     assert load_reward(f"{file}:f")() == 3
+
+
+@pytest.mark.parametrize("when", ["at the top", "when called"])
+def test_a_file_may_import_the_file_beside_it(tmp_path, when):
+    """Even one whose name others have as well: the tests' own helpers.py is importable here."""
+    (tmp_path / "helpers.py").write_text("def count(text): return len(text)\n")
+    top = "from helpers import count\ndef f(response): return count(response)\n"
+    called = "def f(response):\n    from beside_me import count\n    return count(response)\n"
+    (tmp_path / "beside_me.py").write_text("def count(text): return len(text)\n")
+    (tmp_path / "mine.py").write_text(top if when == "at the top" else called)
+    scorer = ChildScorer([Part(f"{tmp_path}/mine.py:f")], 5.0)
+    assert [v.score for v in scorer.score([{"response": "four"}])] == [4.0]
+    scorer.close()
+
+
+def test_a_module_is_named_with_dots(tmp_path, monkeypatch):
+    package = tmp_path / "my_rewards_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "scale.py").write_text("FACTOR = 3\n")
+    (package / "own.py").write_text(
+        "from my_rewards_package.scale import FACTOR\ndef f(response): return FACTOR\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_reward("my_rewards_package.own:f")("x") == 3
+    scorer = ChildScorer([Part("my_rewards_package.own:f")], 5.0)
+    assert [v.score for v in scorer.score([{"response": "x"}])] == [3.0]
+    scorer.close()
+    with pytest.raises(UserError, match=r"names the module my_rewards_package\.none, which is"):
+        load_reward("my_rewards_package.none:f")
+    with pytest.raises(UserError, match=r"my_rewards_package\.own has no function 'g'"):
+        load_reward("my_rewards_package.own:g")
+
+
+async def awaited(response):
+    return 1.0
+
+
+class Awaited:
+    async def __call__(self, response):
+        return 1.0
+
+
+def test_an_async_reward_is_refused_before_training(tmp_path):
+    (tmp_path / "mine.py").write_text("async def f(response):\n    return 1.0\n")
+    with pytest.raises(UserError, match=r"mine\.py:f is an `async def`"):
+        load_reward(f"{tmp_path}/mine.py:f")
+    for function in (awaited, Awaited()):
+        with pytest.raises(UserError, match=r"async def"):
+            wanted_columns(function)

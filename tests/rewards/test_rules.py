@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tether.errors import UserError
+from tether.rewards.function import call_reward
 from tether.rewards.rules import (
     RULES,
     check_constants,
@@ -161,3 +162,35 @@ def test_the_page_on_rewards_says_what_the_docstring_says(name):
     page = " ".join(REWARDS_PAGE.read_text(encoding="utf-8").split())
     assert f"`{name}`" in page
     assert " ".join(inspect.getdoc(RULES[name]).split()) in page
+
+
+@pytest.mark.parametrize(
+    ("rule", "response", "answer", "score"),
+    [
+        ("exact_answer", "2", 2, 1.0),
+        ("exact_answer", "2", 2.0, 1.0),
+        ("exact_answer", "2.5", 2.5, 1.0),
+        ("exact_answer", "3", 2, 0.0),
+        ("exact_answer", "two", ["2", "two"], 1.0),
+        ("exact_answer", "2", ["two", 2], 1.0),
+        ("exact_answer", "3", ["2", "two"], 0.0),
+        ("exact_match", "2", 2.0, 1.0),
+        ("number_match", "it is 3", [2, "3 apples"], 1.0),
+        ("number_match", "it is 2", [2, "3 apples"], 1.0),
+        ("number_match", "it is 4", [2, "3 apples"], 0.0),
+        ("math_verify", "\\boxed{\\frac{1}{2}}", ["1", "0.5"], 1.0),
+        ("math_verify", "\\boxed{2}", ["1", "0.5"], 0.0),
+        ("math_verify", "3", [3], 1.0),
+    ],
+)
+def test_a_number_or_one_of_a_list_is_a_right_answer(rule, response, answer, score):
+    """As JSON has them. They were compared with the spelling of a whole list, and scored 0."""
+    row = {"response": response, "answer": answer, "finished": True, "prompt": "?"}
+    assert call_reward(RULES[rule], row) == score
+
+
+@pytest.mark.parametrize("rule", ["exact_answer", "exact_match", "number_match", "math_verify"])
+def test_an_empty_list_of_answers_is_an_error_and_no_zero(rule):
+    row = {"response": "2", "answer": [], "finished": True, "prompt": "?"}
+    with pytest.raises(ValueError, match="the answer is"):
+        call_reward(RULES[rule], row)

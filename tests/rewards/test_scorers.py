@@ -1,11 +1,13 @@
 """Trap 17: a reward that raises, hangs, dies or returns rubbish never becomes a silent 0."""
 
+import threading
 import time
 
 import pytest
 
 from tether.errors import UserError
 from tether.rewards.parts import Part
+from tether.rewards.prints import Prints
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Verdict
 
 FUNCTIONS = """
@@ -178,3 +180,137 @@ def test_a_problem_is_told_on_one_line_of_readable_length(tmp_path):
     assert verdict.problem.startswith("ValueError: no way no way")
     assert len(verdict.problem) < 1000
     assert "\n" not in verdict.problem
+
+
+LEAVES = """
+import os, subprocess, sys, time
+
+def helper():  # a program that holds what it inherits, in a session of its own
+    code = "import time; time.sleep(8)"
+    subprocess.Popen([sys.executable, "-c", code], start_new_session=True, close_fds=False)
+
+def copy():  # a fork of this very process, pipes and all, in a session of its own
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(8)
+        os._exit(0)
+
+def reward(response, deed):
+    if deed == "hang":
+        time.sleep(60)
+    if deed == "die":
+        os._exit(7)
+    if deed in ("helper", "copy"):
+        globals()[deed]()
+    return 1.0
+"""
+
+
+def in_time(seconds: float, work):
+    """What `work` returns; a hang is a failed test and not a stuck one."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, f"not done after {seconds:g} s"
+    return found[0]
+
+
+@pytest.mark.parametrize("left", ["helper", "copy"])
+@pytest.mark.parametrize("end", ["hang", "die"])
+def test_what_a_reward_leaves_behind_holds_no_pipe_up(tmp_path, left, end):
+    """More than a pipe holds is still unsent when the child has to go."""
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    deeds = [left, end, *["fine"] * 60]
+    rows = [{"response": "x" * 4000, "deed": deed} for deed in deeds]
+    scorer = ChildScorer([Part(f"{tmp_path}/leaves.py:reward")], timeout_seconds=0.5)
+    began = time.monotonic()
+    verdicts = in_time(6, lambda: scorer.score(rows))
+    in_time(2, lambda: scorer.close() or True)
+    assert time.monotonic() - began < 6
+    wrong = {"hang": "took longer than 0.5 s", "die": "ended with code 7"}[end]
+    assert wrong in verdicts[1].problem
+    assert [v.score for v in verdicts] == [1.0, None] + [1.0] * 60
+
+
+JUNK = """
+import os, sys
+def reward(junk):
+    if junk:
+        os.write(int(sys.argv[-1]), eval(junk))  # where its process writes the scores
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\n", b"hello\n", b"[1]\n", b'{"score": 9.0}\n', b"\xff\xfe", b"x" * (2 << 20)]
+)
+def test_junk_among_the_scores_costs_its_row_and_no_other(tmp_path, junk):
+    (tmp_path / "junk.py").write_text(JUNK)
+    rows = [{"junk": text} for text in ("", repr(junk), "", "")]
+    scorer = ChildScorer([Part(f"{tmp_path}/junk.py:reward")], timeout_seconds=5.0)
+    verdicts = in_time(20, lambda: scorer.score(rows))
+    scorer.close()
+    assert [v.score for v in verdicts] == [1.0, None, 1.0, 1.0]
+    assert "wrote into the pipe" in verdicts[1].problem
+
+
+def test_arguments_of_any_size_reach_the_reward_and_no_command_line(tmp_path):
+    (tmp_path / "large.py").write_text(
+        "def f(table): return len(table) + ('secret' in open('/proc/self/cmdline').read())\n"
+    )
+    table = {f"{i}": "secret" for i in range(20_000)}  # beyond what a command line holds
+    scorer = ChildScorer([Part(f"{tmp_path}/large.py:f", {"table": table})], 5.0)
+    assert [v.score for v in in_time(20, lambda: scorer.score([{}]))] == [20_000.0]
+    scorer.close()
+
+
+def test_a_slow_import_is_told_its_own_limit(tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(30)\ndef f(): return 1\n")
+    scorer = ChildScorer([Part(f"{tmp_path}/slow.py:f")], 10.0, import_seconds=0.5)
+    with pytest.raises(UserError, match=r"longer to import than reward.import_timeout_seconds"):
+        scorer.score([{}])
+
+
+def test_what_a_reward_raises_is_told_with_file_and_line(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import json\n\ndef f(response):\n    return g(response)\n\ndef g(text):\n"
+        "    return json.loads(text)['score']\n"
+    )
+    scorer = ChildScorer([Part(f"{tmp_path}/mine.py:f")], 5.0)
+    own, library = scorer.score([{"response": "[]"}, {"response": "{"}])
+    scorer.close()
+    assert own.problem.startswith("TypeError: list indices")
+    assert own.problem.endswith("(mine.py, line 7, in g)")
+    assert library.problem.startswith("JSONDecodeError")
+    assert library.problem.endswith("(mine.py, line 7, in g)")  # ours, not deep inside json
+
+
+def test_what_a_reward_prints_is_kept_and_steers_no_terminal(tmp_path):
+    (tmp_path / "loud.py").write_text(
+        "import sys\ndef f(n):\n"
+        "    print('row', n, '\\x1b[31mred')\n"
+        "    sys.stderr.write('to stderr\\n')\n"
+        "    return n\n"
+    )
+    scorer = ChildScorer([Part(f"{tmp_path}/loud.py:f")], 5.0)
+    scorer.score([{"n": 1}])
+    scorer.prints.keep_in(tmp_path / "reward.log")
+    scorer.score([{"n": 2}])
+    scorer.close()
+    text = (tmp_path / "reward.log").read_text()
+    expected = "".join(f"row {n} \\x1b[31mred\nto stderr\n" for n in (1, 2))
+    assert text == expected
+    assert scorer.prints.newest == expected
+
+
+def test_the_file_of_prints_keeps_the_newest_and_stays_small(tmp_path):
+    prints = Prints()
+    prints.keep_in(tmp_path / "reward.log")
+    for number in range(3000):
+        prints._take(f"{number:06d} " + "x" * 1000 + "\n")
+    text = (tmp_path / "reward.log").read_text()
+    assert len(text) <= 1.1 * 2**20
+    assert text.startswith("[what was printed before")
+    assert text.rstrip().endswith("x" * 100)
+    assert "002999" in text

@@ -432,5 +432,5 @@ def test_a_policy_that_reads_nan_stops_the_run_even_under_stop_kl(tiny_config, m
     with pytest.raises(RunStopped, match=r"3 iterations in a row taught nothing.*pg_loss"):
         tether.train(config, reward=distinct_letters)
     lines = read_jsonl(Path(config["run"]["dir"]) / "events.jsonl")
-    assert {line["kind"] for line in lines} == {"non_finite_loss"}
+    assert {line["kind"] for line in lines} == {"non_finite_loss", "stopped"}
     assert len(read_jsonl(Path(config["run"]["dir"]) / "metrics.jsonl")) == 3

@@ -24,6 +24,7 @@ def check(
     plan = api.check(load_config(recipe, overrides), reading=ReadingLines(_say))
     sections = {
         f"plan of {recipe}": plan.lines(),
+        "reward, tried on a few rows": _printable(plan.reward_lines()),
         "memory of a process": plan.memory_lines(),
         "sent by a process, an iteration": plan.sent_lines(),
         "time of an iteration, estimated": plan.time_lines(),
@@ -36,3 +37,8 @@ def check(
     print("\n\n".join(tables))
     for note in plan.notes:
         print(f"\nnote: {printable(note)}.")
+
+
+def _printable(lines: list[tuple[str, str, str]]) -> list[list[str]]:
+    """Texts of data rows and of rewards, which may hold anything."""
+    return [[printable(cell) for cell in line] for line in lines]

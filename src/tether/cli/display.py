@@ -12,6 +12,7 @@ from tether.dist.environment import launched_rank
 from tether.train.evaluate import Evaluation
 from tether.train.loop import Result
 from tether.train.outcome import Outcome
+from tether.train.trial import Trial
 from tether.train.watch import Watcher
 
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
@@ -64,6 +65,9 @@ class Display(Watcher):
 
     def checked(self, findings: str) -> None:
         self._say(f"self-check {findings}")
+
+    def tried(self, trial: Trial) -> None:
+        self._say(f"reward     {printable(f'{trial.result} {trial.why} ({trial.where})')}")
 
     def evaluating(self, prompts: int) -> None:
         if self.task is None:

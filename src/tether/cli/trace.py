@@ -60,6 +60,8 @@ def trace(
     record = api.trace(plain[0], model, response, columns, overrides, trust_run=trust_run)
     sections = tell(record, lang, explain)
     print_sections(sections)
+    if record["printed"]:
+        print(f"\nThe reward printed:\n{record['printed'].rstrip()}")
     if json_file is not None:
         write_text(
             json_file, json.dumps(record, ensure_ascii=False, indent=1, allow_nan=False) + "\n"

@@ -6,6 +6,8 @@ from typing import Any
 
 from tether.data.files import BadRow
 
+# What TRL's trainers give a reward besides prompts, completions and columns.
+TRL_EXTRAS = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 LONGEST_NAMES = 200  # characters of column names that a sentence quotes
 
 Message = dict[str, Any]
@@ -89,6 +91,11 @@ def require(wanted: Sequence[str], columns: Mapping[str, Any]) -> None:
     """An empty cell of a parquet file is null, so null counts as missing."""
     for name in wanted:
         if columns.get(name) is None:
+            if name in TRL_EXTRAS and name not in columns:
+                raise BadRow(
+                    f"the reward asks for {name!r}, which TRL hands over and tether does not; give "
+                    f"the parameter a default, or take it by **kwargs."
+                )
             state = "it is null there" if name in columns else f"it has only {names(columns)}"
             raise BadRow(
                 f"the reward asks for {name!r}, but {state}; add it, or name the column that holds "

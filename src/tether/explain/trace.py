@@ -28,6 +28,7 @@
     new_values       the critic's values after its update; null without a critic
     metrics          what the trainer logged of both updates
     events           what it had to complain of
+    printed          what the reward printed
     notes            words of `explain.words` that put the numbers in their place
 
 Numbers of tensors are float32 in shortest round-trip form.
@@ -44,7 +45,7 @@ import torch
 
 from tether.algo.advantages import gae
 from tether.config import Config
-from tether.errors import UserError
+from tether.errors import RunStopped, UserError
 from tether.explain.columns import find_columns
 from tether.explain.given import GivenFirst, encode_response
 from tether.explain.notes import find_notes
@@ -52,6 +53,7 @@ from tether.explain.objective import clip_range, objective, whole_batch
 from tether.explain.subject import Subject, find_subject, restore
 from tether.recipes import merge_overrides, validate_config
 from tether.rewards.function import Reward
+from tether.rewards.scorers import ChildScorer
 from tether.run.directory import SCHEMA
 from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.run.writer import shortest_floats
@@ -106,6 +108,10 @@ def trace_prompt(
             ids = encode_response(response, roles.vocabulary, limit)
             roles = replace(roles, sampler=GivenFirst(roles.sampler, ids))
         measured = _measure(subject, config, roles, given=response is not None)
+    except (RunStopped, UserError) as stop:
+        printed = _printed(roles)
+        stop.args = (f"{stop} It had printed:\n{printed}" if printed else str(stop),)
+        raise
     finally:
         roles.reward.close()
     record = {
@@ -116,8 +122,15 @@ def trace_prompt(
         "columns_source": found.source,
         "settings": _settings(subject, config),
         **measured,
+        "printed": _printed(roles),
     }
     return {**record, "notes": find_notes(record, subject)}
+
+
+def _printed(roles: Roles) -> str:
+    """What the reward printed, once its process has ended."""
+    roles.reward.close()
+    return roles.reward.prints.newest if isinstance(roles.reward, ChildScorer) else ""
 
 
 def _build(

@@ -1,9 +1,10 @@
 """The child process in which rewards run: rows in and verdicts out as JSON lines.
 
-`python -m tether.rewards.child PARTS IN OUT` reads rows from file descriptor IN. For each row it
-answers on OUT once a part, in order, with {"score": number or null} or {"error": sentence}. What
-the functions print goes nowhere near that pipe. It imports no torch, so it starts in a blink and
-holds little memory.
+`python -m tether.rewards.child IN OUT` reads from file descriptor IN a line that says what to load,
+then rows. For each row it answers on OUT once per part, in order, with {"score": number or null} or
+{"error": sentence}, each with its number, so that no other line can pass for an answer. What the
+functions print goes nowhere near that pipe. It imports no torch, so it starts in a blink and holds
+little memory.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tether.errors import UserError
-from tether.rewards.function import Reward, call_reward, describe, load_reward
+from tether.rewards.function import Reward, WrongType, call_reward, describe, load_reward
 from tether.rewards.rules import warm_up
 
 PR_SET_PDEATHSIG = 1
@@ -27,16 +28,21 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(parts: str, rows_fd: int, verdicts_fd: int) -> None:
+def main(rows_fd: int, verdicts_fd: int) -> None:
     die_with_parent()
+    for fd in (rows_fd, verdicts_fd):
+        os.set_inheritable(fd, False)  # programs that a reward starts have no use for them
     with os.fdopen(rows_fd, encoding="utf-8") as rows, os.fdopen(verdicts_fd, "w") as verdicts:
+        number = 0
 
         def answer(verdict: dict) -> None:
-            verdicts.write(json.dumps(verdict) + "\n")
+            nonlocal number
+            number += 1
+            verdicts.write(json.dumps({**verdict, "number": number}) + "\n")
             verdicts.flush()
 
         try:
-            loaded = [_load(**part) for part in json.loads(parts)]
+            loaded = [_load(**part) for part in json.loads(rows.readline())]
         except UserError as error:
             return answer({"refused": str(error)})
         answer({"ready": True})
@@ -59,8 +65,8 @@ def _judge(function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any
     try:
         return {"score": call_reward(function, row, arguments)}
     except Exception as error:  # a reward may raise anything; the parent names the row
-        return {"error": describe(error)}
+        return {"error": describe(error), "wrong_type": isinstance(error, WrongType)}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

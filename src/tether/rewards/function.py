@@ -8,10 +8,14 @@ Three kinds of signature are told apart by those names:
     TRL     f(prompts, completions, and columns by name) -> list of a number or None a completion
 """
 
+import contextlib
+import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,22 +30,52 @@ ROW_ARGUMENTS = ("prompt", "response", "finished", "policy_turns", "observations
 VERL_COLUMNS = ("data_source", "ground_truth", "extra_info")
 
 
+class WrongType(TypeError):
+    """The function returned what cannot be a score, whatever the row."""
+
+
 def load_reward(kind: str, field: str = "reward.kind") -> Reward:
-    """A rule that ships, or `path/file.py:function`; `field` is where the config names it."""
+    """A rule that ships, `path/file.py:function` or `package.module:function`; `field` is where
+    the config names it."""
     if kind in RULES:
         return RULES[kind]
-    path, colon, name = kind.rpartition(":")
-    if not colon or not path.endswith(".py"):
+    if ":" not in kind:
         raise UserError(
             f"{field} {kind!r} is no rule that ships ({', '.join(RULES)}); "
-            f"for your own write path/file.py:function."
+            f"for your own write path/file.py:function or package.module:function."
         )
-    if not Path(path).is_file():
-        raise UserError(f"{field} names {path}, which is not a file.")
-    function = getattr(import_file(Path(path)), name, None)
+    function = load_own(kind, field, "function ")
     if not callable(function):
-        raise UserError(f"{field}: {path} has no function {name!r}.")
+        place, _, name = kind.rpartition(":")
+        raise UserError(f"{field}: {place} has no function {name!r}.")
+    refuse_async(function, f"{field} {kind}")
     return function
+
+
+def load_own(kind: str, field: str, what: str = "") -> object:
+    """Return what `path/file.py:name` or `package.module:name` names; `field` is where the config
+    names it."""
+    place, _, name = kind.rpartition(":")
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise UserError(f"{field} names {place}, which is not a file.")
+        module = import_file(Path(place))
+    else:
+        module = import_dotted(place, field)
+    if not hasattr(module, name):
+        raise UserError(f"{field}: {place} has no {what}{name!r}.")
+    return getattr(module, name)
+
+
+def refuse_async(function: Reward, who: str) -> None:
+    call = getattr(function, "__call__", None)  # noqa: B004 (of an object: its method may be async)
+    if any(map(inspect.iscoroutinefunction, (function, call))) or any(
+        map(inspect.isasyncgenfunction, (function, call))
+    ):
+        raise UserError(
+            f"{who} is an `async def`, which tether does not await; write a plain function, with "
+            f"asyncio.run(...) inside if it needs one."
+        )
 
 
 def signature_of(function: Reward) -> Literal["plain", "verl", "trl"]:
@@ -55,6 +89,7 @@ def wanted_columns(function: Reward, arguments: Mapping[str, Any] | None = None)
     """Columns of a data row that the reward cannot do without; its constants it has already."""
     if not callable(function):
         raise UserError(f"The reward is {function!r}, which is not a function.")
+    refuse_async(function, f"The reward {getattr(function, '__name__', function)}")
     given = {**row_arguments(function), **(arguments or {})}
     return [
         name
@@ -94,16 +129,34 @@ def call_reward(
     if score is None:
         return None
     if isinstance(score, str) or not hasattr(score, "__float__"):
-        raise TypeError(f"the reward returned {type(score).__name__}, not a number")
+        raise WrongType(f"the reward returned {type(score).__name__}, not a number")
     if not abs(float(score)) <= LARGEST_SCORE:  # False for NaN too
         raise ValueError(f"the reward returned {float(score)}")
     return float(score)
 
 
 def describe(error: BaseException) -> str:
-    """What a reward raised, on one line that a person reads to its end."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …"
+    """What somebody's function raised and where, on one line that a person reads to its end."""
+    kind = "TypeError" if isinstance(error, WrongType) else type(error).__name__
+    text = " ".join(f"{kind}: {error}".split())
+    short = text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …"
+    place = _place(error)
+    return short if place is None else f"{short} ({place})"
+
+
+def _place(error: BaseException) -> str | None:
+    """The line at fault in the deepest file that is neither ours nor a library's."""
+    ours = str(Path(__file__).parents[1])
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if ours not in f.filename]
+    frames = [f for f in frames if not f.filename.startswith("<frozen ")]
+    own = [f for f in frames if not any(place in f.filename for place in _LIBRARIES)]
+    if not frames:
+        return None
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+
+
+_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def _named(
@@ -135,19 +188,51 @@ def _as_lists(row: Mapping[str, Any]) -> dict[str, list[Any]]:
 def _only_score(scores: Any) -> Any:
     if isinstance(scores, str | dict) or not hasattr(scores, "__len__"):
         kind = type(scores).__name__
-        raise TypeError(f"the reward returned {kind}, not a list with a score a completion")
+        raise WrongType(f"the reward returned {kind}, not a list with a score per completion")
     if len(scores) != 1:
         raise ValueError(f"the reward returned {len(scores)} scores for 1 completion")
     return scores[0]
 
 
 def import_file(path: Path) -> object:
-    """The module of a user's own file."""
+    """The module of a user's own file, which may import the files beside it."""
     spec = importlib.util.spec_from_file_location(f"tether_own_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses, among others, look their module up there
     try:
-        spec.loader.exec_module(module)
+        with _importing_from(path.resolve().parent):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file does, it is what is named
         raise UserError(f"{path} does not import: {describe(error)}.") from None
     return module
+
+
+def import_dotted(name: str, field: str) -> object:
+    """The module `package.module` of the working directory or of the installed packages."""
+    try:
+        with _importing_from(Path.cwd()):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name != missing and not name.startswith(f"{missing}."):  # something that it imports
+            raise UserError(f"{name} does not import: {describe(error)}.") from None
+        raise UserError(
+            f"{field} names the module {name}, which is neither in {Path.cwd()} nor installed; "
+            f"write path/file.py:NAME or package.module:NAME."
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{name} does not import: {describe(error)}.") from None
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Look there first, as Python does for a script; later, for what a function imports when it
+    is called, there last, so that no file of the user's hides a module of somebody else's."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the file itself may have taken it out
+            sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))

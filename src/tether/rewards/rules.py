@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from tether.errors import UserError
+from tether.rewards.answers import Answer, Answers, several, spellings
 from tether.rewards.search import search_answer, search_format, search_retrieval
 
 # A minus is a sign unless something stands before it that it could be taken from, as in 7-3.
@@ -15,40 +16,43 @@ SIGN = r"(?:(?<![A-Za-z0-9)\]])-)?"
 NUMBER = re.compile(SIGN + r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)")
 
 
-def exact_answer(response: str, answer: str, finished: bool) -> float:
-    """1 for exactly the answer, ended by the model itself; else 0."""
-    return float(finished and response == answer)
+def exact_answer(response: str, answer: Answers, finished: bool) -> float:
+    """1 for exactly the answer, or one of a list of answers, ended by the model itself; else 0."""
+    return float(finished and response in spellings(answer))
 
 
-def exact_match(response: str, answer: str | int | float | Sequence[str]) -> float:
+def exact_match(response: str, answer: Answers) -> float:
     """1 if the response is the answer, or one of a list of answers, but for case, white space, a
     full stop at the end, and full-width forms; else 0."""
-    answers = [answer] if isinstance(answer, str | int | float) else answer
-    return float(_normalised(response) in {_normalised(str(one)) for one in answers})
+    return float(_normalised(response) in {_normalised(one) for one in spellings(answer)})
 
 
-def number_match(response: str, answer: str | int | float, tolerance: int | float = 0) -> float:
-    """1 if the last number in the response is the last number in the answer, within `tolerance`;
-    else 0. Thousands may be set off by commas: 1,234.50 is 1234.5."""
-    right, given = last_number(str(answer)), last_number(response)
-    if right is None:
+def number_match(response: str, answer: Answers, tolerance: int | float = 0) -> float:
+    """1 if the last number in the response is the last number in the answer, or in one of a list
+    of answers, within `tolerance`; else 0. Thousands may be set off by commas: 1,234.50 is
+    1234.5."""
+    found = [last_number(str(one)) for one in several(answer)]
+    right, given = [number for number in found if number is not None], last_number(response)
+    if not right:
         raise ValueError(f"the answer {str(answer)[:60]!r} holds no number")
-    return float(given is not None and abs(given - right) <= Decimal(str(tolerance)))
+    if given is None:
+        return 0.0
+    return float(any(abs(given - number) <= Decimal(str(tolerance)) for number in right))
 
 
-def math_verify(response: str, answer: str | int | float) -> float:
-    """1 if the response's final expression equals the answer as mathematics (library math-verify:
-    LaTeX, fractions, sets, `\\boxed{}`); else 0."""
+def math_verify(response: str, answer: Answers) -> float:
+    """1 if the response's final expression equals the answer, or one of a list of answers, as
+    mathematics (library math-verify: LaTeX, fractions, sets, `\\boxed{}`); else 0."""
     from math_verify import parse, verify
 
     # Its own clock is off, as it would turn a slow row into a wrong one without a word;
     # reward.timeout_seconds names the row.
-    text = str(answer)
-    written = text if "$" in text or "\\boxed" in text else f"${text}$"
-    right = parse(written, parsing_timeout=None)
+    read = [parse(_as_mathematics(one), parsing_timeout=None) for one in several(answer)]
+    right = [one for one in read if one]
     if not right:
-        raise ValueError(f"the answer {text[:60]!r} is no mathematics")
-    return float(verify(right, parse(response, parsing_timeout=None), timeout_seconds=None))
+        raise ValueError(f"the answer {str(answer)[:60]!r} is no mathematics")
+    given = parse(response, parsing_timeout=None)
+    return float(any(verify(one, given, timeout_seconds=None) for one in right))
 
 
 def regex(response: str, pattern: str) -> float:
@@ -124,6 +128,11 @@ def last_number(text: str) -> Decimal | None:
 def _normalised(text: str) -> str:
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return plain.rstrip(".。 ")
+
+
+def _as_mathematics(answer: Answer) -> str:
+    text = str(answer)
+    return text if "$" in text or "\\boxed" in text else f"${text}$"
 
 
 def _is_names(tags: object) -> bool:

@@ -8,13 +8,14 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
+from tether.rewards.answers import Answers, spellings
+
 ANSWERS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 TAGS = re.compile(r"</?\w+>")
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-Target = str | int | float | Sequence[str | int | float]
-GroundTruth = Target | Mapping[str, Target]  # Search-R1 nests it: {"target": [...]}
+GroundTruth = Answers | Mapping[str, Answers]  # Search-R1 nests it: {"target": [...]}
 
 
 def search_answer(policy_turns: Sequence[str], ground_truth: GroundTruth) -> float:
@@ -52,8 +53,7 @@ def targets(ground_truth: GroundTruth) -> list[str]:
         if "target" not in ground_truth:
             raise ValueError(f"the ground truth has no target, only {', '.join(ground_truth)}")
         ground_truth = ground_truth["target"]
-    several = not isinstance(ground_truth, str | int | float)
-    return [str(one) for one in (ground_truth if several else [ground_truth])]
+    return sorted(spellings(ground_truth))
 
 
 def plain(text: str) -> str:

@@ -18,6 +18,7 @@ EVALS = "evals.jsonl"
 RESPONSES = "evals"  # a folder: what was said in each of them
 EVENTS = "events.jsonl"
 PROMPTS = "prompts.jsonl"
+REWARD_LOG = "reward.log"
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 LATEST = "LATEST"

@@ -1,6 +1,6 @@
 """One attempt at a run: begun in a directory of its own, or gone on with where it stopped."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,9 @@ from tether.dist.roll import answering, waiting
 from tether.dist.world import entered, world
 from tether.errors import UserError
 from tether.rewards.function import Reward
+from tether.rewards.scorers import ChildScorer
 from tether.run.checkpoints import disk_bytes
-from tether.run.directory import RUNS, create_run_directory, is_run, refuse_taken
+from tether.run.directory import REWARD_LOG, RUNS, create_run_directory, is_run, refuse_taken
 from tether.run.events import Event
 from tether.run.lock import RunLock
 from tether.run.writer import NoWriter, RunWriter
@@ -34,6 +35,7 @@ from tether.train.resume import (
     take_up,
 )
 from tether.train.roles import Roles, build_roles, pick_device
+from tether.train.trial import ROWS, Trial, try_reward
 from tether.train.watch import Watcher
 
 
@@ -79,6 +81,7 @@ def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward, watch.reading)
     try:
+        tried = _try(roles, config)
         plan = make_plan(config, roles)
         from_first(lambda: check_disk(plan, settings.dir or RUNS))
         fingerprint = from_first(lambda: take_fingerprint(config, watch.preparing))
@@ -88,7 +91,7 @@ def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
         )
         with _locked(run):
             from_first(lambda: write_fingerprint(run, fingerprint))
-            return _run(run, config, roles, watch, first_start(config), [])
+            return _run(run, config, roles, watch, first_start(config), [], tried)
     finally:
         roles.reward.close()
 
@@ -131,14 +134,33 @@ def _locked(run: Path) -> Iterator[None]:
         yield
 
 
+def _try(roles: Roles, config: Config) -> list[Trial]:
+    """Of a function that the config names. One that was handed over in Python belongs to the
+    caller, who may count its calls."""
+    if not isinstance(roles.reward, ChildScorer):
+        return []
+    return try_reward(roles.reward, roles.train_prompts.first(ROWS), config)
+
+
 def _run(
-    run: Path, config: Config, roles: Roles, watch: Watcher, start: Start, events: list[Event]
+    run: Path,
+    config: Config,
+    roles: Roles,
+    watch: Watcher,
+    start: Start,
+    events: list[Event],
+    tried: Sequence[Trial] = (),
 ) -> Result:
     done = start.progress.iterations_done
     first = world().is_first
+    if isinstance(roles.reward, ChildScorer):
+        name = REWARD_LOG if first else f"{Path(REWARD_LOG).stem}-{world().rank}.log"
+        roles.reward.prints.keep_in(run / name)
     writer = RunWriter(run, config.to_yaml(), start.attempt) if first else NoWriter(run)
     try:
         watch.started(run, config.train.iterations)
+        for trial in tried:
+            watch.tried(trial)
         if start.attempt > 1:
             where = start.checkpoint.name if start.checkpoint else "the beginning"
             resumed = Event("resumed", f"attempt {start.attempt} goes on from {where}")

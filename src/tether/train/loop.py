@@ -10,6 +10,7 @@ from pathlib import Path
 from tether.config import Config
 from tether.dist.world import world
 from tether.errors import RunStopped
+from tether.run.directory import EVENTS, REWARD_LOG
 from tether.run.events import Event
 from tether.run.trackers import Trackers
 from tether.run.writer import NoWriter, RunWriter
@@ -18,6 +19,7 @@ from tether.train.evaluate import Evaluation, evaluate
 from tether.train.inputs import prompts_digest
 from tether.train.interrupt import Dropped, Interrupt
 from tether.train.iteration import run_iteration
+from tether.train.noise import NoiseNotice
 from tether.train.optimizer import schedule_factor
 from tether.train.outcome import Outcome
 from tether.train.record import rollout_rows
@@ -61,6 +63,7 @@ class Loop:
         self.began_at = progress.iterations_done
         self.train_seconds = 0.0
         self.interrupt = Interrupt()
+        self.noise = NoiseNotice()
         self.trackers = Trackers(writer.directory, config.run.trackers if world().is_first else [])
 
     def run(self) -> Result:
@@ -70,6 +73,9 @@ class Loop:
                 self._train()
             except Dropped:
                 pass
+            except RunStopped as stop:
+                self._leave_word(stop)
+                raise
             if self.interrupt.signal is not None:
                 self._save()
         return self._result()
@@ -87,6 +93,18 @@ class Loop:
                 return
             self._iterate()
 
+    def _leave_word(self, stop: RunStopped) -> None:
+        """Write into the run why it stopped, and say where the rest of it can be read."""
+        reason = Event("stopped", str(stop))
+        with contextlib.suppress(RunStopped):  # of a disk that is full, which `stop` says already
+            self.writer.events(self.progress.iterations_done, [*stop.events, reason])
+        run, more = self.writer.directory, []
+        if stop.events:
+            more.append(f"All of them are in {run / EVENTS}.")
+        if (run / REWARD_LOG).is_file():
+            more.append(f"What the reward printed is in {run / REWARD_LOG}.")
+        stop.args = (" ".join([str(stop), *more]),)
+
     def _check(self) -> None:
         for warning in _ablations(self.config):
             self.writer.events(self.began_at, [Event("ablation", warning)])
@@ -100,14 +118,10 @@ class Loop:
         config, roles, now = self.config, self.roles, self.progress
         began = time.perf_counter()
         _set_learning_rates(now.iterations_done, config, roles)
-        try:
-            with self.interrupt.droppable():
-                outcome = run_iteration(
-                    now.iterations_done, now.controls, roles, config, self.interrupt
-                )
-        except RunStopped as stop:  # it still leaves its events behind
-            self.writer.events(now.iterations_done, stop.events)
-            raise
+        with self.interrupt.droppable():
+            outcome = run_iteration(
+                now.iterations_done, now.controls, roles, config, self.interrupt
+            )
         metrics = self._write(outcome)
         self.progress = Progress(
             iterations_done=now.iterations_done + 1,
@@ -137,7 +151,7 @@ class Loop:
         writer.prompts(outcome.iteration, prompts_digest(drawn))
         writer.iteration(outcome.iteration, metrics, outcome.timings())
         writer.events(outcome.iteration, outcome.events)
-        self._warn(self.trackers.ended())
+        self._warn([*self.noise.read(metrics), *self.trackers.ended()])
         self.watch.iterated(outcome, metrics, response_texts(outcome.rollout, roles.vocabulary))
         return metrics
 

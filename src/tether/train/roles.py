@@ -196,7 +196,8 @@ def build_scorer(
     name = learned_model(config.reward)
     if name is not None:
         return build_learned_scorer(config, name, prompts, device)
-    return ChildScorer(parts_of(config.reward), config.reward.timeout_seconds)
+    limits = config.reward.timeout_seconds, config.reward.import_timeout_seconds
+    return ChildScorer(parts_of(config.reward), *limits)
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,5 +1,6 @@
 """Scores of a rollout: responses as text to the reward, numbers back, failures named."""
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +16,9 @@ from tether.rollout.episode import Greedy
 from tether.run.events import Event
 from tether.run.writer import shortest_floats
 from tether.train.roles import Roles
-from tether.types import Prompts, Rollout, Scores
+from tether.types import FinishReason, Prompts, Rollout, Scores
+
+QUOTED = 100  # characters of a prompt or a response that an event quotes
 
 
 @runtime_checkable
@@ -38,6 +41,33 @@ def row_turns(rollout: Rollout, row: int, vocabulary: Vocabulary) -> list[tuple[
     ids, mask = (x[row, :length].tolist() for x in (rollout.response_ids, rollout.response_mask))
     spans = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
     return [(own, vocabulary.decode([token for token, _ in span])) for own, span in spans]
+
+
+def reward_row(
+    prompts: Prompts,
+    row: int,
+    response: str,
+    finish_reason: FinishReason,
+    turns: Sequence[tuple[bool, str]],
+) -> dict[str, Any]:
+    """A row as the reward gets it."""
+    return {
+        **prompts.columns[row],
+        "prompt": prompts.messages[row] or prompts.texts[row],
+        "response": response,
+        "finished": finish_reason != "length",
+        "policy_turns": [text for own, text in turns if own],
+        "observations": [text for own, text in turns if not own],
+    }
+
+
+def _quoted(prompt: str, response: str) -> str:
+    """The row's text, as much of it as finds room in a sentence."""
+    return f"prompt {shortened(prompt)!r}, response {shortened(response)!r}"
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]} …"
 
 
 def score_rollout(
@@ -74,24 +104,20 @@ def score_responses(
     turns = [row_turns(rollout, row, judges.vocabulary) for row in range(len(prompts))]
     verdicts = judges.reward.score(
         [
-            {
-                **prompts.columns[row],
-                "prompt": prompts.messages[row] or prompts.texts[row],
-                "response": texts[row],
-                "finished": rollout.finish_reasons[row] != "length",
-                "policy_turns": [text for own, text in turns[row] if own],
-                "observations": [text for own, text in turns[row] if not own],
-            }
+            reward_row(prompts, row, texts[row], rollout.finish_reasons[row], turns[row])
             for row in asked
         ]
     )
     failed = {row: v for row, v in zip(asked, verdicts, strict=True) if v.score is None}
-    events = [Event("unscorable", str(v.problem), row) for row, v in failed.items()]
+    events = [
+        Event("unscorable", f"{v.problem}; {_quoted(prompts.texts[row], texts[row])}", row)
+        for row, v in failed.items()
+    ]
     if len(failed) > config.reward.max_failed_share * len(prompts):
         raise RunStopped(
             f"{len(failed)} of {len(prompts)} rows could not be scored, more than "
             f"reward.max_failed_share = {config.reward.max_failed_share:g}; row {events[0].row}: "
-            f"{events[0].message}. All of them are in events.jsonl.",
+            f"{events[0].message}.",
             events,
         )
 

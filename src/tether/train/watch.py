@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tether.train.evaluate import Evaluation
 from tether.train.outcome import Outcome
+from tether.train.trial import Trial
 
 
 class Watcher:
@@ -20,6 +21,9 @@ class Watcher:
     def warned(self, warning: str) -> None: ...
 
     def checked(self, findings: str) -> None: ...
+
+    def tried(self, trial: Trial) -> None:
+        """Called for each row that the reward was tried on before training."""
 
     def evaluating(self, prompts: int) -> None: ...
 

@@ -16,6 +16,7 @@ from tether.train.planning.memory import Memory, Moment, Part, plan_memory
 from tether.train.planning.networks import Networks, Size, networks_of, outline_networks
 from tether.train.planning.units import byte_text, si, time_text
 from tether.train.roles import Roles, pick_device
+from tether.train.trial import Trial
 
 Line = tuple[str, str, str]  # what, how much, and the arithmetic behind it
 
@@ -28,6 +29,7 @@ class Plan:
     train_prompts: int | None = None  # unknown where there is no tokenizer to read them with
     heldout_prompts: int = 0
     notes: tuple[str, ...] = ()  # what could not be checked, and why
+    tried: tuple[Trial, ...] = ()  # what the reward said to a few rows
 
     def __repr__(self) -> str:
         """The run in a line; the rest is in `lines()`, `memory_lines()` and `time_lines()`."""
@@ -128,6 +130,10 @@ class Plan:
                 f"{self.checkpoints_kept} kept and one being written, {checkpoint} each",
             ),
         ]
+
+    def reward_lines(self) -> list[Line]:
+        """What the reward returned when it was tried."""
+        return [(trial.where, trial.result, trial.why) for trial in self.tried]
 
     def memory_lines(self) -> list[Line]:
         """What lies in the memory of a process, then how much of it at once."""

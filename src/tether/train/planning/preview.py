@@ -2,6 +2,7 @@
 hand or do not fit, planned for from the models' config.json files."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,15 +15,19 @@ from tether.rewards.parts import columns_wanted, learned_model
 from tether.train.planning.networks import Networks, outline_networks
 from tether.train.planning.plan import Plan, check_layers_divide, make_plan
 from tether.train.planning.units import byte_text
-from tether.train.roles import build_roles, room_for_prompts
+from tether.train.roles import build_roles, build_scorer, room_for_prompts
+from tether.train.trial import ROWS, Trial, try_reward
 
 
 def preview(config: Config, reward: Reward | None, reading: Reading | None = None) -> Plan:
     reason = _why_not_loaded(config)
     if reason is None:
         roles = build_roles(config, reward, reading)
-        roles.reward.close()
-        return make_plan(config, roles)
+        try:
+            tried = try_reward(roles.reward, roles.train_prompts.first(ROWS), config)
+        finally:
+            roles.reward.close()
+        return replace(make_plan(config, roles), tried=tuple(tried))
     networks = outline_networks(config)
     check_layers_divide(config, networks)
     return _plan_shapes(config, networks, reward, reason, reading)
@@ -52,6 +57,13 @@ def _plan_shapes(
 
     train_prompts = load(config.data.train)
     heldout = None if config.data.heldout is None else load(config.data.heldout)
+    tried: list[Trial] = []
+    if learned_model(config.reward) is None or reward is not None:
+        scorer = build_scorer(config, reward, train_prompts, torch.device("cpu"))
+        try:
+            tried = try_reward(scorer, train_prompts.first(ROWS), config)
+        finally:
+            scorer.close()
     return Plan(
         config=config,
         networks=networks,
@@ -59,6 +71,7 @@ def _plan_shapes(
         train_prompts=len(train_prompts),
         heldout_prompts=len(heldout) if heldout else 0,
         notes=(reason,),
+        tried=tuple(tried),
     )
 
 
