@@ -183,6 +183,8 @@ class Talker:
         if not prompt.strip():
             raise UserError("The prompt is empty; write something to respond to.")
         ids = render_prompt(self.vocabulary.tokenizer, prompt, self.system_prompt)
+        if not ids:
+            raise UserError("The prompt has no tokens: the model's tokenizer drops all of it.")
         context = getattr(self.model.config, "max_position_embeddings", None)
         if context is not None and len(ids) + self.max_tokens > context:
             raise UserError(

@@ -46,6 +46,7 @@ class SearchingWorld:
                 "max_turns": 3,
                 "max_observation_tokens": 64,
                 "tools": [{"kind": "search", **tool}],
+                "max_failed_share": 1,  # what a hostile server does is looked at row by row
             },
             "reward": {"kind": "search_answer"},
             "actor": {"lr": 1e-5, "minibatch_rows": 8},

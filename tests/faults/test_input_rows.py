@@ -31,6 +31,10 @@ def test_broken_data_rows_are_named_and_good_ones_kept(world, tmp_path):
     hold(input_rows.row_i4(world, tmp_path, tries=500, seed=0))
 
 
+def test_what_rewards_and_environments_leave_or_spoil_costs_their_own_row_alone(world, tmp_path):
+    hold(input_rows.row_i5(world, tmp_path, tries=4, seed=0))
+
+
 def test_no_pickle_is_ever_loaded(world, tmp_path):
     hold(input_rows.row_s5(world, tmp_path, tries=12, seed=0))
 

@@ -174,7 +174,7 @@ def test_a_tool_that_raises_is_told_without_details_and_recorded_with_them(byte_
     assert say(row, "<b>x</b>") == "<result>The call of b failed.</result>"
     [call] = row.calls
     assert call.fault == "tool"
-    assert call.error == "KeyError: 'secret path'"
+    assert call.error == "KeyError: 'secret path' (test_turns.py, line 171, in broken)"
 
 
 @pytest.mark.parametrize("value", [7, ["a"], b"bytes"])

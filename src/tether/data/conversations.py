@@ -79,7 +79,10 @@ def encode_dialogue(
 ) -> Conversation:
     """Encoded apart, as in sampling, so that no token straddles the border."""
     ids = encode_response(tokenizer, response)
-    return Conversation(render_prompt(tokenizer, prompt, system_prompt), ids, [True] * len(ids))
+    prompt_ids = render_prompt(tokenizer, prompt, system_prompt)
+    if not prompt_ids:
+        raise BadRow("the prompt has no tokens: the model's tokenizer drops all of its text.")
+    return Conversation(prompt_ids, ids, [True] * len(ids))
 
 
 def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conversation:

@@ -154,6 +154,8 @@ def _shaped(row: FileRow, path: str, data: DataSection) -> Prompt | BadRow:
 
 
 def _check_length(tokens: int, limit: int, context: int | None) -> None:
+    if tokens == 0:
+        raise BadRow("the prompt has no tokens: the model's tokenizer drops all of its text.")
     if tokens > limit:
         raise BadRow(
             f"the prompt has {tokens} tokens, more than data.max_prompt_tokens = {limit}; shorten "

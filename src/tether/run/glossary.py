@@ -134,8 +134,8 @@ METRICS: dict[str, Entry] = {
     ),
     "actor/entropy": Entry(
         "exact entropy of the next-token distribution in nats, mean over tokens",
-        "Falls slowly. A sudden fall to 0 is collapse: raise `kl.in_reward.coef` or "
-        "`actor.entropy_coef`.",
+        "Falls slowly. A sudden fall to 0 is collapse: raise `kl.in_reward.coef` or lower "
+        "`actor.lr`.",
     ),
     "actor/approx_kl": Entry(
         "KL(old || new) a token, from the old policy's samples, mean over the update",
@@ -224,6 +224,10 @@ TIMINGS: dict[str, Entry] = {
     "time/iteration": Entry(
         "seconds of the whole iteration: the four above",
         "Evaluations and checkpoints are not in it.",
+    ),
+    "time/tools": Entry(
+        "seconds that calls of tools took, all calls added up (only with tools)",
+        "Up to 16 run at the same time, so it may exceed `time/rollout`, which contains it.",
     ),
     "throughput/tokens_per_second": Entry(
         "response tokens an iteration, by `time/iteration`",

@@ -13,7 +13,7 @@ from tether.rollout.episode import Draw, Greedy
 from tether.run.directory import EVALS
 from tether.run.events import Event
 from tether.run.reader import read_lines
-from tether.train.outcome import call_events, calls_made
+from tether.train.outcome import call_events, calls_made, refuse_failing_tools
 from tether.train.roles import Roles
 from tether.train.scoring import Judges, response_texts, score_record, score_responses
 from tether.types import Prompts, Rollout, Scores
@@ -86,6 +86,8 @@ def judge(
     config: Config,
 ) -> tuple[Evaluation, list[Event]]:
     """The scores of both kinds of responses, and what went wrong on the way to them."""
+    for rollout in (greedy, sampled):
+        refuse_failing_tools(rollout, config)
     greedy_scores, greedy_events = score_responses(prompts, greedy, judges, config)
     sampled_scores, sampled_events = score_responses(prompts, sampled, judges, config)
     evaluation = Evaluation(

@@ -12,7 +12,7 @@ from tether.train.correcting import correct
 from tether.train.guards import drop_non_finite_rows, keep
 from tether.train.interrupt import Interrupt
 from tether.train.masking import mask_states
-from tether.train.outcome import Clock, Outcome, call_events, moments_events
+from tether.train.outcome import Clock, Outcome, call_events, moments_events, refuse_failing_tools
 from tether.train.reading import read_before_updates
 from tether.train.roles import Roles
 from tether.train.scoring import score_greedy, score_rollout
@@ -37,6 +37,7 @@ def run_iteration(
     ).repeat(config.rollout.samples_per_prompt)
     roles.sampler.sync(roles.actor.model, iteration)
     rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "token", iteration))
+    refuse_failing_tools(rollout, config)
     clock.lap("rollout")
 
     # The reward scores each response; a row without a score leaves here, from all that follows.

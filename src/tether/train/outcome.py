@@ -12,12 +12,15 @@ from tether.algo.advantages import zero_spread
 from tether.algo.kl import k1
 from tether.algo.masked import explained_variance, masked_sum
 from tether.config import Config, PenaltyUpdate
+from tether.errors import RunStopped
 from tether.run.events import Event
 from tether.run.metrics import Level, Max, Mean, Meter
 from tether.train.controls import Controls, next_beta
 from tether.train.correcting import record_mismatch
 from tether.train.updates.report import Report
 from tether.types import Experience, Moments, Prompts, Rollout, Scores
+
+FEWEST_CALLS = 8  # in an iteration; fewer say nothing about a tool
 
 
 @dataclass
@@ -113,9 +116,11 @@ class Outcome:
     def timings(self) -> dict[str, float]:
         total = sum(self.seconds.values())
         tokens = int(self.rollout.response_lengths.sum())
+        tools = sum(call.seconds for calls in self.rollout.calls for call in calls)
         return {
             **{f"time/{stage}": seconds for stage, seconds in self.seconds.items()},
             "time/iteration": total,
+            **({"time/tools": tools} if self.rollout.calls else {}),
             "throughput/tokens_per_second": tokens / total,
         }
 
@@ -140,6 +145,20 @@ def call_events(rollout: Rollout) -> list[Event]:
         for row, errors in failed.items()
         if errors
     ]
+
+
+def refuse_failing_tools(rollout: Rollout, config: Config) -> None:
+    """Stop the run where tools, or environments, fail more often than `rollout.max_failed_share`:
+    what the policy learns from them is that asking is useless."""
+    calls, failed = calls_made(rollout), calls_at_fault(rollout, "tool")
+    limit = config.rollout.max_failed_share
+    if calls >= FEWEST_CALLS and failed > limit * calls:
+        events = call_events(rollout)
+        raise RunStopped(
+            f"{failed} of {calls} calls failed, more than rollout.max_failed_share = {limit:g}; "
+            f"row {events[0].row}: {events[0].message}.",
+            events,
+        )
 
 
 def moments_events(moments: Moments, config: Config) -> list[Event]:

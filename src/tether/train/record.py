@@ -70,9 +70,11 @@ def _turns(outcome: Outcome, vocabulary: Vocabulary, row: int) -> dict[str, Any]
     """Who said what, and what was asked of whom."""
     rollout = outcome.rollout
     turns = row_turns(rollout, row, vocabulary)
+    calls = rollout.calls[row] if rollout.calls else ()
     return {
         "turns": [{"policy": own, "text": text} for own, text in turns],
-        "calls": [asdict(call) for call in rollout.calls[row]] if rollout.calls else [],
+        # Without the seconds: a file of a run repeats byte for byte. Their sum is in timings.
+        "calls": [{k: v for k, v in asdict(c).items() if k != "seconds"} for c in calls],
     }
 
 

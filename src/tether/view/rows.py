@@ -65,7 +65,7 @@ def summary(number: int, row: dict[str, Any]) -> dict[str, Any]:
             for name in ("data_line", "prompt", "response", "score", "finish_reason")
         },
         "usable": is_usable(row),
-        "length": length(row),
+        "length": sum(mask),  # as response/length_mean counts: what the policy wrote
         "kl": _sum_of_k1(row, mask),
         "reward": _sum(numbers(row, "token_level_rewards"), mask),
         "advantage": _mean(numbers(row, "advantages"), mask),

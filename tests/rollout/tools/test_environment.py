@@ -77,7 +77,7 @@ def test_a_step_that_raises_costs_its_row_an_observation(make):
 def test_a_reset_that_raises_ends_the_row_with_its_first_turn(make):
     row, _ = make("NoReset")
     assert row.prompt_ids == [1]
-    assert row.calls[0].error == "RuntimeError: no board"
+    assert row.calls[0].error == "RuntimeError: no board (world.py, line 18, in reset)"
     assert row.calls[0].fault == "tool"
     assert say(row, "7!") is None
 

@@ -1,16 +1,19 @@
 """From `rollout.tools` and `rollout.environment` to the episodes of a run."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tether.config import CalculatorTool, OwnTool, RolloutSection, SearchTool
 from tether.errors import UserError
 from tether.models.loading import Vocabulary
-from tether.rewards.function import import_file
+from tether.rewards.function import load_own
 from tether.rollout.episode import Episodes, single_turns
 from tether.rollout.speech import Speech
 from tether.rollout.tools.calculator import calculate
-from tether.rollout.tools.environment import environment_episodes, stops_of
+from tether.rollout.tools.environment import (
+    check_environment,
+    environment_episodes,
+    stops_of,
+)
 from tether.rollout.tools.search import build_search
 from tether.rollout.tools.tool import Tool, Toolbox, as_tool
 from tether.rollout.turns import MultiTurn
@@ -47,6 +50,7 @@ def _environments(settings: RolloutSection, vocabulary: Vocabulary) -> Episodes:
     make = load_own(settings.environment, "rollout.environment")
     if not callable(make):
         raise UserError(f"{where} is {type(make).__name__}; name a class, or what makes one.")
+    check_environment(make, where)
     stops = stops_of(make, where)
     speech = Speech(vocabulary.tokenizer, vocabulary.eos_ids, stops)
     speech.check_room("{}", settings.max_observation_tokens)
@@ -70,14 +74,3 @@ def _build_tool(settings: SearchTool | CalculatorTool | OwnTool, broken: list[st
     return as_tool(
         load_own(settings.kind, "rollout.tools"), settings.kind, settings.timeout_seconds
     )
-
-
-def load_own(kind: str, where: str) -> object:
-    """What `path/file.py:name` names."""
-    path, _, name = kind.rpartition(":")
-    if not Path(path).is_file():
-        raise UserError(f"{where} names {path}, which is not a file.")
-    own = getattr(import_file(Path(path)), name, None)
-    if own is None:
-        raise UserError(f"{where}: {path} has no {name!r}.")
-    return own

@@ -1,5 +1,7 @@
 """A user's environment: `reset` says how an episode begins, `step` answers each turn."""
 
+import copy
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -9,7 +11,7 @@ from tether.errors import UserError
 from tether.rollout.calls import Request, call_all
 from tether.rollout.episode import Done
 from tether.rollout.speech import Speech
-from tether.rollout.tools.tool import TIMEOUT_SECONDS
+from tether.rollout.tools.tool import TIMEOUT_SECONDS, required
 from tether.rollout.turns import Invalid, MultiTurn
 from tether.types import Call, Prompts
 
@@ -31,9 +33,16 @@ class Environment(Protocol):
 class Steps:
     """What a turn asks of an environment: a step, as long as it has not failed to begin."""
 
-    def __init__(self, own: Environment, end_marks: tuple[str, ...]) -> None:
-        self.own, self.end_marks = own, end_marks
+    def __init__(self, end_marks: tuple[str, ...]) -> None:
+        self.own: Environment | None = None
+        self.end_marks = end_marks
         self.began = False
+
+    def begin(self, make: Callable[[], Environment], columns: dict[str, Any]) -> object:
+        """Make the environment and reset it: both are the user's code, under one time limit. It
+        gets a copy of the row, which the samples of a prompt share."""
+        self.own = make()
+        return self.own.reset(copy.deepcopy(columns))
 
     def ask(self, turn: str) -> Request | Invalid | Done:
         if not self.began:
@@ -44,8 +53,27 @@ class Steps:
         return None
 
 
-def _reset(own: Environment, columns: dict[str, Any]) -> Callable[[str], object]:
-    return lambda _: own.reset(columns)
+def _beginning(
+    steps: Steps, make: Callable[[], Environment], columns: dict[str, Any]
+) -> Callable[[str], object]:
+    return lambda _: steps.begin(make, columns)
+
+
+def check_environment(make: Callable[[], object], where: str) -> None:
+    """Refuse, before training, what would fail on every row."""
+    for parameter in required(make):
+        raise UserError(
+            f"{where} needs an argument {parameter!r}, but an environment is made without any; "
+            f"give it a default, or read it from the row in `reset`."
+        )
+    methods = ("reset", "step") if inspect.isclass(make) else ()
+    for name, wanted in zip(methods, ("the row's columns", "the turn's text"), strict=False):
+        method = getattr(make, name, None)
+        if not callable(method):
+            raise UserError(f"{where} has no method {name!r}.")
+        # `self` and one more
+        if len(required(method)) > 2:
+            raise UserError(f"{where}: {name} is called with {wanted} alone.")
 
 
 def stops_of(make: Callable[[], object], where: str) -> tuple[str, ...]:
@@ -62,11 +90,12 @@ def environment_episodes(
     settings: RolloutSection,
     end_marks: tuple[str, ...],
 ) -> Sequence[MultiTurn]:
-    """An environment a row, all reset. One whose reset fails ends with the policy's first turn."""
-    rows = [Steps(make(), end_marks) for _ in prompts.ids]
+    """An environment per row, all reset. One that cannot be made or reset ends with the policy's
+    first turn."""
+    rows = [Steps(end_marks) for _ in prompts.ids]
     returned = call_all(
         [
-            Request("reset", "", _reset(rows[i].own, columns), TIMEOUT_SECONDS, "{}")
+            Request("reset", "", _beginning(rows[i], make, columns), TIMEOUT_SECONDS, "{}")
             for i, columns in enumerate(prompts.columns)
         ]
     )

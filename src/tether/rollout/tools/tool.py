@@ -1,9 +1,11 @@
 """A tool: a name, the pattern of its calls, and a function from text to text."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tether.errors import UserError
+from tether.rewards.function import refuse_async
 from tether.rollout.calls import Request
 from tether.rollout.episode import Done
 from tether.rollout.turns import Invalid
@@ -44,7 +46,43 @@ def as_tool(own: object, where: str, timeout_seconds: float = TIMEOUT_SECONDS) -
             raise UserError(f"{where}: {field} is {text!r}; write text with one {{}} in it.")
     if not all(pattern.split("{}")):
         raise UserError(f"{where}: pattern {pattern!r} needs text on both sides of its {{}}.")
+    refuse_async(own, where)
+    needed = required(own)
+    if len(needed) > 1:
+        raise UserError(
+            f"{where} needs {len(needed)} arguments ({', '.join(needed)}), but a tool is called "
+            f"with one text, what stands between its marks; take that one and split it inside."
+        )
+    if not accepts_text(own):
+        raise UserError(f"{where} takes no argument by position, but a tool is called with one.")
     return Tool(str(name), pattern, reply, own, timeout_seconds)
+
+
+def required(function: Callable[..., object]) -> list[str]:
+    """Names of the arguments that a call cannot leave out; nothing where Python does not know."""
+    return [
+        p.name
+        for p in _parameters(function)
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+
+
+def accepts_text(function: Callable[..., object]) -> bool:
+    """Whether it can be called with one argument by position."""
+    try:
+        inspect.signature(function).bind("")
+    except TypeError:
+        return False
+    except ValueError:  # some functions written in C do not say
+        return True
+    return True
+
+
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return []
 
 
 class Toolbox:

@@ -97,10 +97,9 @@ function callTable(calls) {
       text(call.name),
       text(call.arguments),
       outcome(call),
-      h("td", { class: "num" }, number(call.seconds)),
     ),
   );
-  const heads = [[t("call_turn"), "num"], [t("call_tool")], [t("call_arguments")], [t("call_result")], [t("call_seconds"), "num"]];
+  const heads = [[t("call_turn"), "num"], [t("call_tool")], [t("call_arguments")], [t("call_result")]];
   return [h("h2", {}, t("calls")), scrollTable(t("calls"), "scroll", "fit", heads, lines)];
 }
 
