@@ -34,7 +34,7 @@ ALLOWED = {
     "dist": {"types", "config"} | FOR_ALL,
     "run": {"types", "config"} | FOR_ALL,
     "view": {"types", "config", "algo", "run"} | FOR_ALL,  # draws the files on disk
-    "recipes": {"config"} | FOR_ALL,
+    "recipes": {"config", "run"} | FOR_ALL,  # a run's config.yaml is a recipe too
     "algo": {"types"} | FOR_ALL,  # pure maths: no config object
 }
 # `tether.train` is a room and what people call, so the room forwards a call to the api, and shows

@@ -1,5 +1,7 @@
 """What the commands call, and a notebook can call: train, resume, evaluate, generate, trace, …"""
 
+import contextlib
+import datetime
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tether.config import Config, RolloutSection
+from tether.data.chat_templates import fix_date
 from tether.data.prompts import Reading
 from tether.data.templates import render_prompt
 from tether.errors import UserError
@@ -170,6 +173,7 @@ class Talker:
     ) -> None:
         settings = _rollout_settings(model, trust_run)
         self.model, self.vocabulary = load_plain(model, trust_run)
+        fix_date(self.vocabulary.tokenizer, _recorded_day(model))
         self.episodes = build_turns(settings, self.vocabulary).episodes
         # What tools say counts as well, so that a run with tools needs its own limit.
         usual = settings.max_response_tokens if settings.is_multi_turn else MAX_TOKENS
@@ -199,6 +203,14 @@ class Talker:
         texts = response_texts(rollout, self.vocabulary)
         finished = [reason != "length" for reason in rollout.finish_reasons]
         return list(zip(texts, finished, strict=True))
+
+
+def _recorded_day(model: str) -> datetime.date | None:
+    """Return the day that a run's chat template was told, if it asked for one."""
+    data = read_recipe(Path(model) / CONFIG).get("data") if is_run(Path(model)) else None
+    with contextlib.suppress(ValueError):
+        return datetime.date.fromisoformat(str(data.get("date") if data else ""))
+    return None
 
 
 def _rollout_settings(model: str, trust_run: bool) -> RolloutSection:

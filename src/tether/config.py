@@ -6,9 +6,11 @@ recipe's YAML becomes a Config is in `recipes`.
 
 from __future__ import annotations
 
+import copy
+import datetime
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -24,6 +26,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     Tag,
     ValidationError,
     model_validator,
@@ -163,6 +166,8 @@ class DataSection(Section):
     """second names for columns: {name that the reward asks for: column, or column.field}"""
     system_prompt: str | None = None
     """a system turn before every prompt that has none; needs a chat template"""
+    date: datetime.date | None = None
+    """the day that a chat template is told, YYYY-MM-DD; default: that on which the run starts"""
     max_prompt_tokens: PositiveInt = 512
     """a longer prompt is refused before training, by row"""
     shuffle: bool = True
@@ -691,8 +696,9 @@ class TrainSection(Section):
     """evaluate every so many iterations, besides before and after; 0 = never"""
     eval_prompts: PositiveInt = 512
     """held-out prompts an evaluation uses, from the top of the file"""
-    checkpoint_every: NonNegativeInt = 0
-    """save every so many iterations, besides at the end and on a signal; 0 = never"""
+    checkpoint_every: NonNegativeInt = 10
+    """save every so many iterations, so that a kill costs no more, at the end and on a signal;
+    0 = never"""
     keep_last: PositiveInt = 2
     """newest checkpoints kept"""
     keep_best: NonNegativeInt = 1
@@ -779,6 +785,17 @@ class Config(RunConfig):
     actor: ActorSection = ActorSection()
     train: TrainSection = TrainSection()
     launch: LaunchSection = LaunchSection()
+    _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def written_as(self, paths: Mapping[str, str]) -> Config:
+        """Remember how paths that were made absolute stand in the file that they came from."""
+        self._as_written.update(paths)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved config, with paths as they were written: a run that goes on in
+        another folder stays the same run."""
+        return map_paths(super().to_dict(), lambda path: self._as_written.get(path, path))
 
     @model_validator(mode="before")
     @classmethod
@@ -953,6 +970,46 @@ class Config(RunConfig):
                 f"iteration: beta could reach zero in one step; write more than {self.rows // 5}"
             )
         return self
+
+
+def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return a copy of a config's mapping with the path of every file and model changed.
+
+    It need not be valid: what is not there, or is not what it should be, stays as it is.
+    """
+    found = copy.deepcopy(dict(mapping))
+
+    def put(section: Any, *names: str, change: Callable[[str], str] = change) -> None:
+        for name in names if isinstance(section, dict) else ():
+            if isinstance(section.get(name), str):
+                section[name] = change(section[name])
+
+    def kind(value: str) -> str:
+        """Of `path/file.py:name` and `model:PATH`; a rule that ships has no path."""
+        if value.startswith("model:"):
+            return f"model:{change(value.removeprefix('model:'))}"
+        path, colon, name = value.rpartition(":")
+        return f"{change(path)}:{name}" if colon and path.endswith(".py") else value
+
+    def items(section: Any, name: str) -> list[Any]:
+        value = section.get(name) if isinstance(section, dict) else None
+        return value if isinstance(value, list) else []
+
+    model, data, rollout, reward = (found.get(n) for n in ("model", "data", "rollout", "reward"))
+    put(model, "actor", "reference", "critic", "start")
+    put(data, "train", "heldout")
+    for file in [*items(data, "train"), *items(data, "heldout")]:
+        put(file, "path")
+    put(rollout, "environment", change=kind)
+    for number, tool in enumerate(items(rollout, "tools")):
+        if isinstance(tool, str):
+            rollout["tools"][number] = kind(tool)
+        put(tool, "kind", change=kind)
+        put(tool, "corpus")
+    put(reward, "kind", change=kind)
+    for part in items(reward, "parts"):
+        put(part, "kind", change=kind)
+    return found
 
 
 def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,3 +14,9 @@ def resolve(name: str) -> Path:
     if name.startswith(PREFIX):
         return Path(__file__).parent / name.removeprefix(PREFIX)
     return Path(name)
+
+
+def looked_at(name: str) -> str:
+    """Say where a relative path was looked for, to stand behind it in a sentence."""
+    path = resolve(name)
+    return "" if path.is_absolute() else f" (looked for at {Path.cwd() / path})"

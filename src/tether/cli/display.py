@@ -125,7 +125,7 @@ class Display(Watcher):
         self._say(f"Next: tether generate {shlex.quote(self.prompt)} --model {result.run}")
 
     def _say(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(printable(line), markup=False)
 
 
 def training_bar(console: Console) -> Progress:
@@ -152,7 +152,9 @@ def results_table(before: Evaluation, after: Evaluation) -> str:
             for e in (old, new)
             for text in (
                 score_text(e.mean, binary),
-                f"{score_text(e.low, binary)} – {score_text(e.high, binary)}",
+                f"{score_text(e.low, binary)} – {score_text(e.high, binary)}"
+                if e.has_interval
+                else "–",
             )
         ]
         change = (

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from tether.cli.display import training_bar
-from tether.cli.text import table
+from tether.cli.text import printable, table
 from tether.train.stage import Record, StageResult, StageWatcher
 
 PLAIN_LINES = 10  # progress lines in the course of a stage, where there is no terminal
@@ -28,7 +28,7 @@ class StageDisplay(StageWatcher):
 
     def started(self, run: Path, steps: int) -> None:
         self.steps = steps
-        self._say(f"run        {run}, {steps} steps")
+        self._say(f"run        {printable(str(run))}, {steps} steps")
         self.task = self.progress.add_task("training", total=steps, numbers="")
         self.progress.start()
 
@@ -41,6 +41,9 @@ class StageDisplay(StageWatcher):
         due = done == self.steps or done % max(1, self.steps // PLAIN_LINES) == 0
         if due and not self.console.is_terminal:
             self._say(f"{done:>5}/{self.steps}  {numbers}")
+
+    def waiting(self, problem: str) -> None:
+        self._say(f"waiting    {printable(problem)}")
 
     def evaluated(self, step: int, evaluation: Record) -> None:
         text = f"held-out   after {step} steps: loss {evaluation['loss']:.4f}"

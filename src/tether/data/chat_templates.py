@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,13 +48,15 @@ def render_chat(
 ) -> str:
     """Return the messages as text under the tokenizer's chat template.
 
-    `now` is what the template's `strftime_now` reads; None is the clock. Raises `TemplateFailed`
+    `now` is what the template's `strftime_now` reads; None is the day that `fix_date` set for the
+    tokenizer, else the clock. Raises `TemplateFailed`
     where the template raises, and `TemplateTooCostly` where it exceeds a limit.
     """
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:  # several templates, and none is the default
         raise TemplateFailed(one_line(error)) from None
+    now = now or getattr(tokenizer, "template_time", None)
     request = {
         "template": template,
         "messages": [dict(message) for message in messages],
@@ -69,6 +71,15 @@ def render_chat(
         return _render(request)
     except Exception as error:  # such as a `raise_exception` over the order of roles
         raise TemplateFailed(one_line(error)) from None
+
+
+def asks_for_date(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    return "strftime_now" in str(tokenizer.chat_template)
+
+
+def fix_date(tokenizer: "PreTrainedTokenizerBase", day: date | None) -> None:
+    """Let the tokenizer's chat template read this day from now on, at midnight."""
+    tokenizer.template_time = None if day is None else datetime(day.year, day.month, day.day)
 
 
 def render_chats(

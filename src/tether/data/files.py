@@ -79,7 +79,8 @@ def _open(path: str) -> BinaryIO:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(
-            f"{path} cannot be opened: {reason}; check data.train and data.heldout."
+            f"{path} cannot be opened: {reason}{assets.looked_at(path)}; check data.train and "
+            f"data.heldout."
         ) from None
 
 

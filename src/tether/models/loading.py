@@ -91,8 +91,9 @@ def find_model(name: str, hub: bool = False) -> Path:
                     f"index."
                 )
             raise UserError(
-                f"No model at {name!r}; give a Hugging Face directory, a .gguf file, a run or "
-                f"tether:starter, or in a recipe a hub name with model.hub: true."
+                f"No model at {name!r}{assets.looked_at(name)}; give a Hugging Face directory, a "
+                f".gguf file, a run or tether:starter, or in a recipe a hub name with "
+                f"model.hub: true."
             )
         path = _fetch(name)
     if (path / "adapter_config.json").is_file():

@@ -13,8 +13,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tether.assets import is_shipped
-from tether.config import TOOL_TAGS, UPDATE_KINDS, Config, count_values, walk_fields
+from tether.config import TOOL_TAGS, UPDATE_KINDS, Config, count_values, map_paths, walk_fields
 from tether.errors import UserError
+from tether.run.directory import CONFIG, started_in
 
 FOLDER = Path(__file__).parent
 # What people type who come from other systems.
@@ -89,11 +90,34 @@ def load_config(
 
     `schema` is what it has to be a recipe of: PPO, or one of `tether.stages`.
     """
-    mapping = read_recipe(recipe)
+    mapping, written = _from_its_folder(_find(recipe), read_recipe(recipe))
     _refuse_other_stage(recipe, mapping, schema)
     _drop_shipped_heldout(mapping, overrides or {})
     merge_overrides(mapping, overrides or {}, schema)
-    return validate_config(mapping, schema)
+    config = validate_config(mapping, schema)
+    return config.written_as(written) if isinstance(config, Config) else config
+
+
+def _from_its_folder(path: Path, mapping: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Make the relative paths of a run's config.yaml mean what they meant where the run was
+    started; also return how they were written. A recipe's are meant from where the command runs.
+    """
+    folder = started_in(path.parent) if path.name == CONFIG else None
+    written: dict[str, str] = {}
+    if folder is None or folder == Path.cwd():
+        return mapping, written
+    model = mapping.get("model")
+    hub = isinstance(model, dict) and model.get("hub") is True
+
+    def locate(given: str) -> str:
+        there = folder / given  # of an absolute path, the path itself
+        here_alone = not there.exists() and (hub or Path(given).exists())
+        if is_shipped(given) or there == Path(given) or here_alone:
+            return given
+        written[str(there)] = given
+        return str(there)
+
+    return map_paths(mapping, locate), written
 
 
 def _drop_shipped_heldout(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Where runs lie, and the names of the files in one."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -77,6 +78,17 @@ def refuse_taken(directory: Path | None, overwrite: bool) -> None:
             f"run.dir {directory} is where this command runs, and would be removed from under it; "
             f"run it from another folder."
         )
+
+
+def started_in(run: Path) -> Path | None:
+    """Return the folder in which a run was started, if it says so and the folder is there."""
+    try:
+        if not (run / FINGERPRINT).is_file():
+            return None
+        folder = Path(json.loads((run / FINGERPRINT).read_bytes())["folder"])
+        return folder if folder.is_dir() else None
+    except (OSError, ValueError, KeyError, TypeError):  # a resume says what is wrong with it
+        return None
 
 
 def is_run(directory: Path) -> bool:

@@ -1,10 +1,12 @@
 """Writing a run: one JSON object a line, on its way to the disk at once, readable meanwhile."""
 
+import contextlib
 import errno
 import json
 import math
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -187,6 +189,21 @@ class NoWriter:
     def sync(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def note_end(writer: RunWriter | NoWriter, iterations_done: int, error: Exception) -> None:
+    """Write why a run ended before its time: `stopped` by itself, or `failed`."""
+    stopped = isinstance(error, RunStopped | UserError)
+    message = str(error) if stopped else f"{type(error).__name__}: {one_line(error)}"
+    with contextlib.suppress(RunStopped):  # the disk may be what stopped it
+        writer.events(iterations_done, [Event("stopped" if stopped else "failed", message)])
+
+
+def note_interrupt(
+    writer: RunWriter | NoWriter, iterations_done: int, number: signal.Signals
+) -> None:
+    message = f"{number.name} after {iterations_done} iterations; all saved"
+    writer.events(iterations_done, [Event("interrupted", message)])
 
 
 def cut_back(run: Path, iterations_done: int) -> None:

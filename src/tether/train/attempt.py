@@ -1,5 +1,6 @@
 """One attempt at a run: begun in a directory of its own, or gone on with where it stopped."""
 
+import datetime
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from tether.dist.environment import launched_size
 from tether.dist.reduce import from_first
 from tether.dist.roll import answering, waiting
 from tether.dist.world import entered, world
-from tether.errors import UserError
+from tether.errors import OthersLost, UserError
 from tether.rewards.function import Reward
 from tether.rewards.scorers import ChildScorer
 from tether.run.checkpoints import disk_bytes
@@ -31,6 +32,7 @@ from tether.train.resume import (
     find_changes,
     find_start,
     first_start,
+    recorded_day,
     refuse_changes,
     take_up,
 )
@@ -52,7 +54,9 @@ def joined(config: Config) -> Iterator[None]:
     if size % launch.tensor_parallel:
         raise UserError(
             f"launch.tensor_parallel is {launch.tensor_parallel}, which does not divide the "
-            f"{size} processes of this run."
+            f"{size} processes of this run; start a multiple of it, as by `torchrun "
+            f"--nproc-per-node {launch.tensor_parallel} -m tether …`, or write "
+            f"--launch.tensor_parallel 1."
         )
     if size > config.rows:
         raise UserError(
@@ -80,6 +84,7 @@ def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
     from_first(lambda: refuse_taken(settings.dir, settings.overwrite))
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward, watch.reading)
+    config = dated(config, roles.day)
     try:
         tried = _try(roles, config)
         plan = make_plan(config, roles)
@@ -96,6 +101,12 @@ def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
         roles.reward.close()
 
 
+def dated(config: Config, day: datetime.date | None) -> Config:
+    """Return the config with the day that the run's chat template is told."""
+    data = config.data.model_copy(update={"date": day})
+    return config if day == config.data.date else config.model_copy(update={"data": data})
+
+
 def go_on(
     run: Path, config: Config, reward: Reward | None, watch: Watcher, allow_changed: bool
 ) -> Result:
@@ -104,6 +115,7 @@ def go_on(
     Until then the run's files are only read: whatever is refused, nothing of it is lost.
     """
     with _locked(run):
+        config = dated(config, config.data.date or from_first(lambda: recorded_day(run)))
         start = from_first(lambda: find_start(run, config))
         if start.finished:
             return finished_result(run, config, read_evaluations(run))
@@ -173,5 +185,10 @@ def _run(
         if skipped:
             watch.warned(f"{len(skipped)} broken data rows left out; {skipped[0].message}")
         return Loop(config, roles, writer, watch, start.progress, read_evaluations(run)).run()
+    except OthersLost as lost:
+        raise OthersLost(
+            f"{lost} Start all of them again with `tether resume {run}`: it goes on from the "
+            f"newest checkpoint."
+        ) from None
     finally:
         writer.close()

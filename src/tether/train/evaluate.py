@@ -9,6 +9,7 @@ from typing import Any
 from tether.algo.kl import k1
 from tether.config import Config
 from tether.data.collate import join
+from tether.errors import UserError
 from tether.rollout.episode import Draw, Greedy
 from tether.run.directory import EVALS
 from tether.run.events import Event
@@ -31,6 +32,20 @@ class Estimate:
     count: int
     binary: bool  # every score was 0 or 1, so the mean is a share
 
+    @property
+    def has_interval(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Estimate":
+        """Read one back. JSON has no infinity: an interval without bounds was written as null."""
+        unbounded = {"low": -math.inf, "high": math.inf}
+        bounds = {name: record[name] for name in unbounded if record[name] is not None}
+        found = cls(**{**record, **unbounded, **bounds})
+        if not isinstance(found.mean, float | int):
+            raise TypeError("the mean is not a number")
+        return found
+
     def apart_from(self, other: "Estimate") -> bool:
         return self.low > other.high or other.low > self.high
 
@@ -52,13 +67,22 @@ class Evaluation:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":
         """Back from a line of evals.jsonl."""
-        greedy, sampled = (Estimate(**record[name]) for name in ("greedy", "sampled"))
+        greedy, sampled = (Estimate.from_record(record[name]) for name in ("greedy", "sampled"))
         return cls(record["iteration"], greedy, sampled, record["kl"], record.get("calls"))
 
 
 def read_evaluations(run: Path) -> list[Evaluation]:
     """Those that a run has made so far."""
-    return [Evaluation.from_record(record) for record in read_lines(run / EVALS)]
+    found = []
+    for number, record in enumerate(read_lines(run / EVALS), start=1):
+        try:
+            found.append(Evaluation.from_record(record))
+        except (KeyError, TypeError, AttributeError):
+            raise UserError(
+                f"{run / EVALS}, line {number} is damaged: it is not an evaluation. Repair the "
+                f"line, or remove it."
+            ) from None
+    return found
 
 
 def evaluate(

@@ -127,4 +127,6 @@ def _scores(before: Evaluation | None, after: Evaluation | None) -> list[str]:
 
 
 def _interval(score: Estimate) -> str:
+    if not score.has_interval:  # one score that is neither 0 nor 1
+        return f"{score.mean:.3f} (no interval)"
     return f"{score.mean:.3f} ({score.low:.3f} to {score.high:.3f})"

@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM: what is only being sampled or scored is dropped, what moves weights or
-writes files is finished; then the state is saved. A second signal ends at once.
+"""Ctrl-C, SIGTERM and SIGHUP: what is only being sampled or scored is dropped, what moves weights
+or writes files is finished; then the state is saved. A second signal ends at once.
 
 Where several processes run the loop, they agree on a signal between two pieces of work, and none
 is dropped: the others would wait for who has left.
@@ -34,9 +34,12 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         # Only the main thread may set handlers; elsewhere (a notebook's worker) nothing changes.
-        watched = (signal.SIGINT, signal.SIGTERM)
         in_main = threading.current_thread() is threading.main_thread()
-        self.before = {s: signal.signal(s, self._remember) for s in watched} if in_main else {}
+        watched = [signal.SIGINT, signal.SIGTERM] if in_main else []
+        if in_main and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` ignores it
+            watched.append(signal.SIGHUP)
+        self.before = {s: signal.signal(s, self._remember) for s in watched}
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -70,8 +73,17 @@ class Interrupt:
             os.kill(os.getpid(), number)
         self.signal = signal.Signals(number)
         self._heard = time.monotonic()
+        if number == signal.SIGHUP:
+            self._leave_terminal()
         if self._may_drop:
             raise Dropped
+
+    def _leave_terminal(self) -> None:
+        """The terminal is gone: a line written to it would fail, and the state be lost for it."""
+        for number in self._terminals:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
 
     def _is_echo(self) -> bool:
         """A launcher passes on what the terminal has sent to its processes already."""

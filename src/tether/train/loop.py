@@ -13,7 +13,7 @@ from tether.errors import RunStopped
 from tether.run.directory import EVENTS, REWARD_LOG
 from tether.run.events import Event
 from tether.run.trackers import Trackers
-from tether.run.writer import NoWriter, RunWriter
+from tether.run.writer import NoWriter, RunWriter, note_end, note_interrupt
 from tether.train.checkpoint import Progress, save_checkpoint
 from tether.train.evaluate import Evaluation, evaluate
 from tether.train.inputs import prompts_digest
@@ -67,7 +67,7 @@ class Loop:
         self.trackers = Trackers(writer.directory, config.run.trackers if world().is_first else [])
 
     def run(self) -> Result:
-        with self._tracked(), self.interrupt:
+        with self._tracked(), self.interrupt, self._noting_the_end():
             try:
                 self._check()
                 self._train()
@@ -79,6 +79,17 @@ class Loop:
             if self.interrupt.signal is not None:
                 self._save()
         return self._result()
+
+    @contextlib.contextmanager
+    def _noting_the_end(self) -> Iterator[None]:
+        """Write into the run why it ended, unless it is finished."""
+        try:
+            yield
+        except Exception as error:
+            note_end(self.writer, self.progress.iterations_done, error)
+            raise
+        if self.interrupt.signal is not None:
+            note_interrupt(self.writer, self.progress.iterations_done, self.interrupt.signal)
 
     def _train(self) -> None:
         while True:

@@ -1,5 +1,6 @@
 """Where a run that stopped goes on, and whether it may."""
 
+import datetime
 import json
 import os
 from collections.abc import Mapping
@@ -217,6 +218,13 @@ def refuse_changes(changes: list[str], allow_changed: bool) -> None:
             f"This would not be the same run: changed since it was started: {'; '.join(changes)}. "
             f"Change it back, or go on all the same with --allow-changed."
         )
+
+
+def recorded_day(run: Path) -> datetime.date | None:
+    """Return the day that the chat template was told when the run was started, if it asked."""
+    fingerprint = read_fingerprint(run)
+    day = fingerprint and (fingerprint.config.get("data") or {}).get("date")
+    return datetime.date.fromisoformat(day) if day else None
 
 
 def read_config(run: Path) -> dict[str, Any]:

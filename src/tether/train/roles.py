@@ -1,13 +1,16 @@
 """The four roles and what serves them, built once a run."""
 
 import copy
+import datetime
 from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
 from tether.config import Config, DataFile, LoraSection
+from tether.data.chat_templates import asks_for_date, fix_date
 from tether.data.prompts import PromptSet, Reading, load_prompts
+from tether.dist.reduce import from_first
 from tether.dist.shard import shard
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device
@@ -50,6 +53,7 @@ class Roles:
     actor_optimizer: Optimizer
     critic_optimizer: Optimizer | None
     broken: list[str]  # rows of data and of corpora that were left out, and why
+    day: datetime.date | None = None  # that the chat template is told, if it asks
     inputs: Inputs = field(default_factory=dict)  # hashes of the files that all this is made from
 
 
@@ -63,6 +67,8 @@ def build_roles(
     rollout = config.rollout
     model = load_causal_lm(config.model.actor, config.model.dtype, device, config.model.hub)
     vocabulary = load_vocabulary(config.model.actor, model, config.model.hub)
+    day = template_day(config, vocabulary)
+    fix_date(vocabulary.tokenizer, day)
 
     def load(files: str | list[DataFile]) -> PromptSet:
         context = room_for_prompts(config, model.config)
@@ -102,7 +108,15 @@ def build_roles(
             *(heldout_prompts.broken if heldout_prompts else []),
             *turns.broken,
         ],
+        day=day,
     )
+
+
+def template_day(config: Config, vocabulary: Vocabulary) -> datetime.date | None:
+    """Return the day that the chat template is told in the whole run; None if it does not ask."""
+    if not asks_for_date(vocabulary.tokenizer):
+        return config.data.date
+    return config.data.date or from_first(datetime.date.today)
 
 
 def build_sampler(config: Config, vocabulary: Vocabulary) -> Sampler:

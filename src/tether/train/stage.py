@@ -3,8 +3,10 @@
 Nothing is resumed: a stage is short, and begins again from the same bits.
 """
 
+import contextlib
 import json
 import math
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,22 +15,25 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from tether.algo.random import permutation
 from tether.config import RunConfig
-from tether.errors import RunStopped
+from tether.errors import RunStopped, UserError, one_line
 from tether.run.checkpoints import publish
-from tether.run.directory import SCHEMA, create_run_directory, refuse_taken
+from tether.run.directory import CHECKPOINTS, RUNS, SCHEMA, create_run_directory, refuse_taken
 from tether.run.events import Event
 from tether.run.lock import RunLock
-from tether.run.writer import RunWriter
+from tether.run.writer import RunWriter, note_end, note_interrupt
 from tether.stages import StageTrainSection
 from tether.train.interrupt import Interrupt
 from tether.train.optimizer import Optimizer
+from tether.train.planning.units import byte_text
 from tether.train.roles import pick_device
 
 BETAS = (0.9, 0.95)  # Adam's: a short memory suits a loss that falls fast
+WAIT_SECONDS = 5.0  # between two tries to write on a full disk
 BARREN_STEPS = 3  # in a row whose gradient is not finite, and the stage stops
 
 Record = dict[str, Any]
@@ -63,6 +68,9 @@ class StageWatcher:
 
     def evaluated(self, step: int, evaluation: Record) -> None: ...
 
+    def waiting(self, problem: str) -> None:
+        """Called when something cannot be written and the stage waits until it can."""
+
 
 @dataclass(frozen=True)
 class StageResult:
@@ -84,6 +92,7 @@ def run_stage(config: RunConfig, build: Build, watch: StageWatcher) -> StageResu
     refuse_taken(settings.dir, settings.overwrite)
     torch.set_num_threads(config.threads)
     stage = build(config, pick_device(config.device))
+    refuse_small_disk(stage.model, settings.dir or RUNS)
     run = create_run_directory(settings.dir, settings.name or config.stage, settings.overwrite)
     with RunLock(run):
         writer = RunWriter(run, config.to_yaml())
@@ -101,10 +110,12 @@ def learn(config: RunConfig, stage: Stage, writer: RunWriter, watch: StageWatche
         stage.model.parameters(), train.lr, train.max_grad_norm, train.weight_decay, BETAS
     )
     slices = row_slices(stage.num_rows, steps, train.minibatch_rows, config.seed)
+    interrupt = Interrupt()
+    writer.wait_for_room = waiting(watch, interrupt)
     watch.started(writer.directory, steps)
     before = after = _evaluate(0, stage, writer, watch)
     seconds, barren, done = 0.0, 0, 0
-    with Interrupt() as interrupt:
+    with interrupt, _noting_the_end(writer, interrupt, lambda: done):
         for step, rows in enumerate(slices):
             if interrupt.signal is not None:
                 break
@@ -123,8 +134,21 @@ def learn(config: RunConfig, stage: Stage, writer: RunWriter, watch: StageWatche
             if done == steps or (train.eval_every and done % train.eval_every == 0):
                 after = _evaluate(done, stage, writer, watch)
         writer.sync()
-        checkpoint = save(writer.directory, done, stage, config)
+        checkpoint = save_patiently(writer, done, stage, config)
     return StageResult(writer.directory, checkpoint, done, before, after, seconds, interrupt.signal)
+
+
+@contextlib.contextmanager
+def _noting_the_end(
+    writer: RunWriter, interrupt: Interrupt, done: Callable[[], int]
+) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        note_end(writer, done(), error)
+        raise
+    if interrupt.signal is not None:
+        note_interrupt(writer, done(), interrupt.signal)
 
 
 def num_steps(rows: int, train: StageTrainSection) -> int:
@@ -169,6 +193,52 @@ def _note_barren(step: int, barren: int, writer: RunWriter) -> None:
             f"The gradients of {barren} steps in a row were not finite; lower train.lr, or look "
             f"at the rows of these steps."
         )
+
+
+def refuse_small_disk(model: nn.Module, folder: Path) -> None:
+    """Refuse, before training, a stage whose one checkpoint would not fit."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    needed = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    if free < needed:
+        raise UserError(
+            f"{folder} has {byte_text(free)} free, but the trained model needs "
+            f"{byte_text(needed)}; make room, or set run.dir."
+        )
+
+
+def waiting(watch: StageWatcher, interrupt: Interrupt) -> Callable[[str], None]:
+    """Return what is called between two tries to write. A stage has nothing to go back to, so it
+    keeps what it has learnt in memory until there is room, or a signal says that it may go."""
+    said: set[str] = set()
+
+    def wait(problem: str) -> None:
+        before = interrupt.signal
+        if problem not in said:
+            said.add(problem)
+            watch.waiting(
+                f"{problem}. Nothing that was learnt is lost: make room and it goes on by itself; "
+                f"Ctrl-C gives it up."
+            )
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
+            if interrupt.signal is not before:
+                raise RunStopped(f"{problem}, and it was not waited for: nothing was saved.")
+            time.sleep(0.05)
+
+    return wait
+
+
+def save_patiently(writer: RunWriter, steps_done: int, stage: Stage, config: RunConfig) -> Path:
+    """Save, however often it takes."""
+    while True:
+        try:
+            return save(writer.directory, steps_done, stage, config)
+        except (OSError, SafetensorError) as error:
+            place = writer.directory / CHECKPOINTS
+            reason = one_line(error).lower().removesuffix(".")
+            writer.wait_for_room(f"{place} could not be written: {reason}")
 
 
 def save(run: Path, steps_done: int, stage: Stage, config: RunConfig) -> Path:
