@@ -20,7 +20,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
 
 from faults import input_rows, resume_rows  # noqa: E402
+from faults.changed_inputs import row_r11  # noqa: E402
+from faults.hangups import row_r12  # noqa: E402
 from faults.row import Row  # noqa: E402
+from faults.unreadable_checkpoints import row_r10  # noqa: E402
 from faults.world import make_world  # noqa: E402
 from measure import machine, paste  # noqa: E402
 
@@ -47,6 +50,9 @@ def rows(bench: resume_rows.Bench, share: float) -> list[tuple[str, Callable[[],
         ("R5", lambda: [resume_rows.r5_disk(bench, some(51))]),
         ("R6", lambda: [resume_rows.r6_damage(bench, some(300), resumed=some(30))]),
         ("R7", lambda: [resume_rows.r7_every_iteration(bench)]),
+        ("R10", lambda: [row_r10(world, folder / "R10", some(12), seed)]),
+        ("R11", lambda: [row_r11(world, folder / "R11", some(14), seed)]),
+        ("R12", lambda: [row_r12(world, folder / "R12", some(10), seed)]),
         of_inputs("I1", 11),
         of_inputs("I2", 15),
         of_inputs("I3", 10),

@@ -217,7 +217,7 @@ def r3_ten_kills(bench: Bench, tries: int) -> Row:
 # many calls later it falls in the next round.
 PLACES = {
     "rollout": ("tether.rollout.local:choose_tokens", 31, 7),
-    "scoring": ("tether.rewards.scorers:_Child.receive", 25, 7),
+    "scoring": ("tether.rewards.process:RewardProcess.receive", 25, 7),
     "update": ("tether.train.optimizer:Optimizer.step", 9, 7),
     "save": ("tether.run.checkpoints:_sha256", 4, 7),
     "eval": ("tether.train.evaluate:score_responses", 2, 1),  # two calls an evaluation

@@ -24,6 +24,8 @@ ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 LATEST = "LATEST"
 TRACKERS = "trackers"
+# What a new run may hold before its config.yaml.
+BEFORE_CONFIG = {LOCK, FINGERPRINT, f".{FINGERPRINT}", REWARD_LOG, ROLLOUTS, "config.tmp"}
 
 
 def create_run_directory(directory: Path | None, name: str, overwrite: bool) -> Path:
@@ -96,8 +98,13 @@ def is_run(directory: Path) -> bool:
 
 
 def _is_bare(directory: Path) -> bool:
-    """Empty, or left by a process that was killed before it wrote the config."""
-    return directory.is_dir() and {path.name for path in directory.iterdir()} <= {LOCK}
+    """Return whether it is empty, or was left by a process that ended before it had written the
+    config, which is what makes a folder a run."""
+    if not directory.is_dir():
+        return False
+    names = {path.name for path in directory.iterdir()}
+    empty = ROLLOUTS not in names or not any((directory / ROLLOUTS).iterdir())
+    return names <= BEFORE_CONFIG and empty
 
 
 def _next_free(name: str) -> Path:
