@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from tether import assets
 from tether.errors import UserError
 from tether.rewards.rules import RULES
 
@@ -58,7 +59,7 @@ def load_own(kind: str, field: str, what: str = "") -> object:
     place, _, name = kind.rpartition(":")
     if place.endswith(".py"):
         if not Path(place).is_file():
-            raise UserError(f"{field} names {place}, which is not a file.")
+            raise UserError(f"{field} names {place}, which is not a file{assets.looked_at(place)}.")
         module = import_file(Path(place))
     else:
         module = import_dotted(place, field)

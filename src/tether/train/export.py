@@ -12,7 +12,7 @@ from tether import __version__
 from tether.config import Config
 from tether.errors import UserError
 from tether.models.loading import Vocabulary
-from tether.run.checkpoints import latest_checkpoint
+from tether.run.checkpoints import follow_umask, latest_checkpoint
 from tether.train.checkpoint import load_plain_actor
 from tether.train.evaluate import Estimate, Evaluation, read_evaluations
 from tether.train.roles import pick_device
@@ -40,6 +40,7 @@ def export_run(run: Path, config: Config, directory: Path) -> Path:
         card = model_card(int(checkpoint.name), config, read_evaluations(run))
         (staged / CARD).write_text(card, encoding="utf-8")
         (staged / SETTINGS).write_text(shared_settings(config), encoding="utf-8")
+        follow_umask(staged)
         staged.rename(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(staged, ignore_errors=True)
