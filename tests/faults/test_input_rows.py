@@ -2,7 +2,7 @@
 
 import pytest
 
-from faults import input_rows, no_network
+from faults import input_rows, no_network, spelt_tokens
 from faults.world import World, make_world
 
 
@@ -33,6 +33,10 @@ def test_broken_data_rows_are_named_and_good_ones_kept(world, tmp_path):
 
 def test_what_rewards_and_environments_leave_or_spoil_costs_their_own_row_alone(world, tmp_path):
     hold(input_rows.row_i5(world, tmp_path, tries=4, seed=0))
+
+
+def test_special_tokens_spelt_in_text_stay_text(world, tmp_path):
+    assert [case() for case in spelt_tokens.special_token_cases(world, tmp_path)] == [None] * 6
 
 
 def test_no_pickle_is_ever_loaded(world, tmp_path):

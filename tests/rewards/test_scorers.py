@@ -7,7 +7,6 @@ import pytest
 
 from tether.errors import UserError
 from tether.rewards.parts import Part
-from tether.rewards.prints import Prints
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Verdict
 
 FUNCTIONS = """
@@ -305,7 +304,7 @@ def test_what_a_reward_prints_is_kept_and_steers_no_terminal(tmp_path):
 
 
 def test_the_file_of_prints_keeps_the_newest_and_stays_small(tmp_path):
-    prints = Prints()
+    prints = ChildScorer([], 1.0).prints
     prints.keep_in(tmp_path / "reward.log")
     for number in range(3000):
         prints._take(f"{number:06d} " + "x" * 1000 + "\n")

@@ -18,6 +18,7 @@ from helpers import read_jsonl
 from tether.run.glossary import METRICS, TIMINGS
 from tether.run.lock import RunLock
 from tether.view import answers, files
+from tether.view.rows import summary
 from view.conftest import MadeRun, client_of
 
 SCORE = "names=score/mean"
@@ -488,3 +489,9 @@ def test_a_huge_row_is_counted_and_not_held(made, ask):
     assert "000000.jsonl, line 2 has 209,7" in problem
     assert "not shown" in problem
     assert peak < 150 << 20
+
+
+def test_the_length_of_a_row_is_what_the_policy_wrote():
+    """As `response/length_mean` counts it; what a tool said is no part of it."""
+    row = {"response_ids": [1, 2, 3, 4], "response_mask": [True, False, False, True]}
+    assert summary(0, row)["length"] == 2
