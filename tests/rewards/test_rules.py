@@ -8,6 +8,7 @@ import pytest
 
 from tether.errors import UserError
 from tether.rewards.function import call_reward
+from tether.rewards.parts import Part
 from tether.rewards.rules import (
     RULES,
     check_constants,
@@ -19,6 +20,7 @@ from tether.rewards.rules import (
     number_match,
     regex,
 )
+from tether.rewards.scorers import ChildScorer
 
 REWARDS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
 
@@ -194,3 +196,14 @@ def test_an_empty_list_of_answers_is_an_error_and_no_zero(rule):
     row = {"response": "2", "answer": [], "finished": True, "prompt": "?"}
     with pytest.raises(ValueError, match="the answer is"):
         call_reward(RULES[rule], row)
+
+
+@pytest.mark.parametrize(
+    ("rule", "answer"), [("exact_answer", 2), ("exact_answer", ["two", "2"]), ("math_verify", [2])]
+)
+def test_numbers_and_lists_are_right_answers_where_rewards_run(rule, answer):
+    """In their own process, where nothing checks the types: there they scored 0 without a word."""
+    scorer = ChildScorer([Part(rule)], timeout_seconds=20.0)
+    rows = [{"response": r, "answer": answer, "finished": True, "prompt": "?"} for r in "23"]
+    assert [verdict.score for verdict in scorer.score(rows)] == [1.0, 0.0]
+    scorer.close()
