@@ -105,10 +105,9 @@ class Loop:
             self._iterate()
 
     def _leave_word(self, stop: RunStopped) -> None:
-        """Write into the run why it stopped, and say where the rest of it can be read."""
-        reason = Event("stopped", str(stop))
+        """Write into the run what led to the stop, and say where it can be read."""
         with contextlib.suppress(RunStopped):  # of a disk that is full, which `stop` says already
-            self.writer.events(self.progress.iterations_done, [*stop.events, reason])
+            self.writer.events(self.progress.iterations_done, stop.events)
         run, more = self.writer.directory, []
         if stop.events:
             more.append(f"All of them are in {run / EVENTS}.")
