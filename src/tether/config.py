@@ -792,6 +792,10 @@ class Config(RunConfig):
         self._as_written.update(paths)
         return self
 
+    @property
+    def paths_as_written(self) -> dict[str, str]:
+        return dict(self._as_written)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved config, with paths as they were written: a run that goes on in
         another folder stays the same run."""

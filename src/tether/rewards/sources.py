@@ -16,7 +16,8 @@ from tether.errors import RunStopped
 
 MISSING = "missing"
 _INSTALLED = [
-    Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")),
+    Path(__file__).resolve().parents[1],  # tether itself, wherever it lies
 ]
 
 

@@ -30,6 +30,7 @@ def attempt_on_ray(
     work = partial(
         _work,
         mapping=config.model_dump(mode="json", by_alias=True),
+        written=config.paths_as_written,
         reward=reward,
         resume=resume,
         allow_changed=allow_changed,
@@ -49,6 +50,7 @@ def attempt_on_ray(
 def _work(
     line: Line,
     mapping: dict[str, Any],
+    written: dict[str, str],
     reward: Reward | None,
     resume: bool,
     allow_changed: bool,
@@ -61,7 +63,8 @@ def _work(
     watch = Relay(line, is_watched) if line.is_first else Watcher()
     if began is not None:
         watch.warned("workers were lost; all have started anew")
-    return attempt(validate_config(mapping), reward, watch, resume, allow_changed)
+    config = validate_config(mapping).written_as(written)
+    return attempt(config, reward, watch, resume, allow_changed)
 
 
 class Relay(Watcher):
