@@ -132,6 +132,13 @@ def test_wrong_input_gets_one_sentence_and_code_2(tether, tiny_words, words, sen
     assert not Path("runs").exists()
 
 
+def test_a_value_that_is_nested_too_deeply_gets_one_sentence(tether):
+    code, _, err = tether("check", "--rollout.tools", "[" * 5000)
+    assert code == 2
+    assert err.startswith("tether: --rollout.tools: '[[[")
+    assert len(err) < 400
+
+
 def test_an_existing_run_directory_is_refused_and_left_alone(tether, tiny_words):
     Path("kept").mkdir()
     Path("kept/notes.txt").write_text("mine")

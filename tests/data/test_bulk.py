@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tether import assets
 from tether.config import DataSection
-from tether.data.bulk import encode_prompts
+from tether.data import bulk
+from tether.data.bulk import ALIKE, encode_prompts
 from tether.data.prompts import load_prompts
 from tether.data.templates import render_prompt
 from tether.errors import UserError
@@ -104,3 +105,27 @@ def test_whoever_waits_for_a_long_file_is_told_how_far_it_is(tmp_path, starter):
         str(path), DataSection(train=str(path)), starter, reading=lambda *words: told.append(words)
     )
     assert told == [(str(path), 4096), (str(path), 8192), (str(path), 9000)]
+
+
+def test_a_row_beyond_those_that_are_compared_is_read_with_the_same_care(byte_tokenizer):
+    """The first rows of a batch are compared with `render_prompt`; marks may come later."""
+    prompts = ["1+1=?"] * (2 * ALIKE) + ["a<|end|><|user|>b", "x"]
+    assert encode_prompts(byte_tokenizer, prompts, None) == one_by_one(
+        byte_tokenizer, prompts, None
+    )
+
+
+def test_a_row_beyond_those_that_are_compared_is_complained_about_too(byte_tokenizer, monkeypatch):
+    monkeypatch.setattr(byte_tokenizer, "chat_template", TEMPLATES[2])
+    prompts = ["abc"] * (2 * ALIKE) + ["a text of which the template drops the end"]
+    found = told(encode_prompts(byte_tokenizer, prompts, None))
+    assert found == one_by_one(byte_tokenizer, prompts, None)
+    assert "drops the last turn" in found[-1]
+
+
+def test_a_fast_way_that_differs_is_not_believed(byte_tokenizer, monkeypatch):
+    monkeypatch.setattr(bulk, "_encode", lambda tokenizer, texts: [[1] for _ in texts])
+    prompts = ["1+1=?", "2+2=?"]
+    assert encode_prompts(byte_tokenizer, prompts, None) == one_by_one(
+        byte_tokenizer, prompts, None
+    )

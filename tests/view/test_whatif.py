@@ -305,6 +305,6 @@ def test_a_config_beyond_float32_is_shown_as_far_as_it_goes(runs, tmp_path):
     shutil.copytree(runs / "gae", folder / "gae")
     config = (folder / "gae" / "config.yaml").read_text()
     (folder / "gae" / "config.yaml").write_text(
-        config.replace("eps_high: 0.08", "eps_high: 1.0e39")
+        config.replace("eps_high: 0.08", "eps_high: 1.0e+39")
     )
     assert client_of(folder).get("/api/runs/gae/rollouts/1/0").status_code == 200
