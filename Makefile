@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venvs/vllm
 BIN := $(VENV)/bin
+# Tested versions; CONSTRAINTS=/dev/null installs the newest that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # What `make compare` trains; a recipe's name or the path of a YAML file.
@@ -31,6 +33,10 @@ test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
 
 golden: $(VENV)/.installed-dev  ## ten tiny runs against tests/golden/golden.json
 	$(BIN)/python tests/golden/golden.py $(GOLDEN)
+
+newest:  ## the same with the newest versions that pyproject.toml allows, in an environment of its own
+	rm -rf .venvs/newest
+	$(MAKE) test VENV=.venvs/newest CONSTRAINTS=/dev/null
 
 faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, counted (under an hour)
 	$(BIN)/python scripts/faults.py --write
@@ -97,9 +103,9 @@ wheel: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) dist .pytest_cache .ruff_cache
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable .
 	@touch $@
 
 # It brings companions of torch that its CPU build breaks on; without them it runs.
@@ -111,7 +117,7 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]"
 	@touch $@
 
 # A browser for the tests of the page; where it cannot be installed, they say so and are skipped.

@@ -62,6 +62,8 @@ def rows(bench: resume_rows.Bench, share: float) -> list[tuple[str, Callable[[],
         of_inputs("S6", 10),
         of_inputs("S7", 27),
         of_inputs("S8", 1),
+        of_inputs("S9", 16),
+        of_inputs("S10", 10),
     ]
 
 

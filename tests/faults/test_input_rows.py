@@ -55,3 +55,11 @@ def test_training_and_talking_need_no_network(world, tmp_path):
     if lacking := no_network.why_not_here():
         pytest.skip(lacking)
     hold(input_rows.row_s8(world, tmp_path, tries=1, seed=0))
+
+
+def test_a_copied_run_runs_nothing_and_no_secret_leaks(world, tmp_path):
+    hold(input_rows.row_s9(world, tmp_path, tries=4, seed=0))
+
+
+def test_templates_sizes_and_fifos_beyond_all_bounds_cost_a_sentence(world, tmp_path):
+    hold(input_rows.row_s10(world, tmp_path, tries=3, seed=0))

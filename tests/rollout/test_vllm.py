@@ -2,6 +2,8 @@
 environment of its own, and is skipped elsewhere."""
 
 import os
+import resource
+import signal
 import textwrap
 from importlib.util import find_spec
 
@@ -177,6 +179,34 @@ def test_a_model_that_vllm_refuses_is_one_sentence_and_leaves_no_process(fake):
     with pytest.raises(UserError, match="does not start with this model: ValueError: no room for"):
         engine.load(head_of(1))
     assert engine.child is None
+
+
+def test_shared_memory_that_is_too_small_is_one_sentence(tmp_path):
+    """As on a small /dev/shm, a file above 50 kB cannot be written."""
+    path, (soft, hard) = tmp_path / "x" / "w", resource.getrlimit(resource.RLIMIT_FSIZE)
+    path.parent.mkdir()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(UserError, match=r"vLLM take 1 MB, and \S* has .* MB free .*--shm-size"):
+            vllm.write_weights({"w": torch.ones(300_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_a_killed_run_left_in_shared_memory_is_removed_by_the_next(tmp_path):
+    running, lock = vllm.make_folder(tmp_path)
+    killed = os.fork()
+    if killed == 0:
+        left, _ = vllm.make_folder(tmp_path)
+        (left / vllm.WEIGHTS).write_bytes(b"weights")
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(killed, 0)[1] == signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    mine, own = vllm.make_folder(tmp_path)
+    assert {*tmp_path.iterdir()} == {running, mine}
+    os.close(lock)
+    os.close(own)
 
 
 needs_vllm = pytest.mark.skipif(

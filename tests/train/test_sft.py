@@ -336,3 +336,16 @@ def test_no_field_of_a_stage_goes_without_a_word():
 
     assert all(info.description for _, info in walk_fields(SFTConfig))
     assert not {name for name, _ in walk_fields(SFTConfig)} <= {n for n, _ in walk_fields(Config)}
+
+
+@pytest.mark.parametrize("command", ["sft", "reward_model"])
+def test_a_stage_under_torchrun_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, tiny_model_dir, command
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    config = {"model": {"start": tiny_model_dir}, "data": {"train": "rows.jsonl"}}
+    with pytest.raises(UserError, match="runs in one process, but 2 were started"):
+        getattr(api, command)(config)
+    assert not (tmp_path / "runs").exists()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tether.dist.roll import waiting
+from tether.dist.wire import pack, unpack
 from tether.dist.world import world
 
 T = TypeVar("T")
@@ -45,10 +46,8 @@ def gather(mine: T) -> list[T]:
     here = world()
     if here.size == 1:
         return [mine]
-    found: list[T | None] = [None] * here.size
     with waiting():
-        torch_dist.all_gather_object(found, mine)
-    return found
+        return [unpack(content) for content in _gather_bytes(pack(mine), here.size)]
 
 
 def gather_results(compute: Callable[[], T]) -> list[T]:
@@ -67,10 +66,9 @@ def from_first(compute: Callable[[], T]) -> T:
     here = world()
     if here.size == 1:
         return compute()
-    said = [_attempt(compute) if here.is_first else None]
+    said = _attempt(compute) if here.is_first else None
     with waiting():
-        torch_dist.broadcast_object_list(said)
-    result, error = said[0]
+        result, error = unpack(_broadcast_bytes(pack(said) if here.is_first else b""))
     if error is not None:
         raise error
     return result
@@ -79,6 +77,29 @@ def from_first(compute: Callable[[], T]) -> T:
 def anyone(flag: bool) -> bool:
     """Whether it is so for one process at least."""
     return any(gather(flag))
+
+
+def _gather_bytes(mine: bytes, size: int) -> list[bytes]:
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    torch_dist.all_gather(lengths, torch.tensor([len(mine)]))
+    longest = max(int(length) for length in lengths)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    found = [torch.empty_like(padded) for _ in range(size)]
+    torch_dist.all_gather(found, padded)
+    pairs = zip(found, lengths, strict=True)
+    return [content[: int(length)].numpy().tobytes() for content, length in pairs]
+
+
+def _broadcast_bytes(said: bytes) -> bytes:
+    """What the first process says; what others give is not looked at."""
+    length = torch.tensor([len(said)])
+    torch_dist.broadcast(length, src=0)
+    content = torch.zeros(int(length), dtype=torch.uint8)
+    if said:
+        content[:] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+    torch_dist.broadcast(content, src=0)
+    return content.numpy().tobytes()
 
 
 def _attempt(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:

@@ -1,6 +1,8 @@
 """Who else runs this loop: nobody, or the processes that torchrun or Ray started."""
 
+import errno
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from tether.dist.environment import launched_rank, launched_size, local_rank
 from tether.errors import OthersLost, UserError, one_line
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_INTERFACE = "lo"
 
 @dataclass(frozen=True)
 class World:
@@ -82,11 +86,23 @@ def _begin(device: str, timeout: timedelta) -> None:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
     try:
-        torch_dist.init_process_group(backend, timeout=timeout)
+        if _is_one_machine():
+            _stay_on_loopback()
+        store = _own_store(timeout)
+        if store is None:
+            torch_dist.init_process_group(backend, timeout=timeout)
+        else:
+            torch_dist.init_process_group(
+                backend,
+                timeout=timeout,
+                store=store,
+                rank=launched_rank(),
+                world_size=launched_size(),
+            )
     except ValueError as error:  # a variable is not set
         raise UserError(f"The launcher left something out: {one_line(error)}") from None
-    except RuntimeError as error:
-        if "EADDRINUSE" in str(error):
+    except (RuntimeError, OSError) as error:
+        if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
             raise UserError(
                 f"The processes cannot meet at {where}, as another program uses that port; set "
                 f"MASTER_PORT, or torchrun's --master-port, to a free one."
@@ -95,6 +111,39 @@ def _begin(device: str, timeout: timedelta) -> None:
             f"Process {launched_rank()} of {launched_size()} could not meet the others at {where} "
             f"in {timeout.total_seconds():g} s (launch.timeout_seconds): {one_line(error)}"
         ) from None
+
+
+def _is_one_machine() -> bool:
+    """As torchrun says it, or by where the processes are told to meet."""
+    local = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    return local or os.environ.get("MASTER_ADDR", "") in LOOPBACK
+
+
+def _stay_on_loopback() -> None:
+    """Let gloo listen on the loopback interface alone: it asks nobody who they are."""
+    if LOOPBACK_INTERFACE in (name for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+
+
+def _own_store(timeout: timedelta) -> torch_dist.Store | None:
+    """A store on loopback, where rank 0 serves it; torch's own would listen on every address.
+    None where torchrun serves it, or the processes meet on a network."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if by_torchrun or address not in LOOPBACK or not port.isdecimal():
+        return None
+    first = launched_rank() == 0
+    family = socket.AF_INET6 if address == "::1" else socket.AF_INET
+    listener = socket.create_server((address, int(port)), family=family) if first else None
+    return torch_dist.TCPStore(
+        address,
+        int(port),
+        launched_size(),
+        is_master=first,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
 
 
 def _mesh(device: str, tensor_parallel: int, timeout: timedelta) -> DeviceMesh:

@@ -14,7 +14,7 @@ from tether.pipeline.report import Standing, stand
 from tether.run.directory import create_run_directory
 from tether.stages import PipelineConfig
 from tether.train.loop import Result
-from tether.train.stage import StageResult, StageWatcher
+from tether.train.stage import StageResult, StageWatcher, refuse_several
 from tether.train.watch import Watcher
 
 Ended = TypeVar("Ended", Result, StageResult)
@@ -40,6 +40,7 @@ class Report:
 
 
 def run_pipeline(config: PipelineConfig, watch: PipelineWatcher) -> Report:
+    refuse_several("tether train with a recipe of several stages")
     Layout(config, Path()).check()
     layout = Layout(config, create_run_directory(config.run.dir, config.run.name or "rlhf", False))
     (layout.run / "recipe.yaml").write_text(config.to_yaml(), encoding="utf-8")

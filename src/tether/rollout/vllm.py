@@ -6,6 +6,8 @@ file descriptor IN and answers each on OUT. Weights come through a safetensors f
 
 import contextlib
 import copy
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -21,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.config import Config
 from tether.dist.world import world
-from tether.errors import RunStopped, UserError
+from tether.errors import RunStopped, UserError, one_line
 from tether.models.adapters import adapter_merged
 from tether.models.loading import Vocabulary
 from tether.rewards.child import die_with_parent
@@ -38,6 +40,8 @@ from tether.rollout.engine import Completion, Request
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS = "weights.safetensors"
 LOG = "log.txt"
+LOCK = "lock"
+PREFIX = "tether-vllm-"
 
 # One process, and nobody outside is told of it.
 ENVIRONMENT = {
@@ -215,7 +219,11 @@ class VllmProcess:
         self.child = self.child or _Child(weights, self.tokenizer, self.settings)
         path = self.child.folder / WEIGHTS
         tensors = {name: x.cpu().contiguous().clone() for name, x in named_weights(weights)}
-        save_file(tensors, path)
+        try:
+            write_weights(tensors, path)
+        except BaseException:
+            self.close()
+            raise
         self._ask({"load": str(path)})
         path.unlink()
 
@@ -236,6 +244,41 @@ class VllmProcess:
             raise
 
 
+def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write them for the other process, or say how much room they would take."""
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    free = shutil.disk_usage(path.parent).free
+    try:
+        if needed > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save_file(tensors, path)
+    except (OSError, SafetensorError) as error:
+        path.unlink(missing_ok=True)
+        raise UserError(
+            f"The weights for vLLM take {needed / 1e6:,.0f} MB, and {path.parent.parent} has "
+            f"{free / 1e6:,.0f} MB free ({one_line(error)}); give it more room (Docker: "
+            f"--shm-size), or write rollout.vllm.colocated: true."
+        ) from None
+
+
+def make_folder(parent: Path | None) -> tuple[Path, int]:
+    """A folder of this process's own, and the lock on it that ends with the process. Folders of
+    processes that were killed are removed first: theirs are not locked any more."""
+    parent = parent or Path(tempfile.gettempdir())
+    for left in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            lock = os.open(left / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
+
+
 class _Child:
     def __init__(
         self,
@@ -244,7 +287,7 @@ class _Child:
         settings: Settings,
     ) -> None:
         shared = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="tether-vllm-", dir=shared))
+        self.folder, lock = make_folder(shared)
         write_shape(model, tokenizer, self.folder)
         spec = {
             **asdict(settings),
@@ -269,7 +312,7 @@ class _Child:
         os.close(orders_out)
         os.close(answers_in)
         self.orders, self.answers = os.fdopen(orders_in, "w"), os.fdopen(answers_out)
-        self.end = weakref.finalize(self, _end, self.process, self.folder)
+        self.end = weakref.finalize(self, _end, self.process, self.folder, lock)
         self._receive()
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -293,11 +336,12 @@ class _Child:
         return answer
 
 
-def _end(process: subprocess.Popen, folder: Path) -> None:
+def _end(process: subprocess.Popen, folder: Path, lock: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 def _environment(device: torch.device, threads: int) -> dict[str, str]:

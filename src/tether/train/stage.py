@@ -20,6 +20,7 @@ from torch import nn
 
 from tether.algo.random import permutation
 from tether.config import RunConfig
+from tether.dist.environment import launched_size
 from tether.errors import RunStopped, UserError, one_line
 from tether.run.checkpoints import publish
 from tether.run.directory import CHECKPOINTS, RUNS, SCHEMA, create_run_directory, refuse_taken
@@ -88,6 +89,7 @@ Build = Callable[[Any, torch.device], Stage]
 
 def run_stage(config: RunConfig, build: Build, watch: StageWatcher) -> StageResult:
     """Load and check everything, then learn in a run directory of its own."""
+    refuse_several(f"tether {config.stage}")
     settings = config.run
     refuse_taken(settings.dir, settings.overwrite)
     torch.set_num_threads(config.threads)
@@ -100,6 +102,15 @@ def run_stage(config: RunConfig, build: Build, watch: StageWatcher) -> StageResu
             return learn(config, stage, writer, watch)
         finally:
             writer.close()
+
+
+def refuse_several(command: str) -> None:
+    """Each process of torchrun would train a model of its own."""
+    if launched_size() > 1:
+        raise UserError(
+            f"{command} runs in one process, but {launched_size()} were started; start it without "
+            f"torchrun."
+        )
 
 
 def learn(config: RunConfig, stage: Stage, writer: RunWriter, watch: StageWatcher) -> StageResult:

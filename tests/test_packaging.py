@@ -1,0 +1,29 @@
+"""The versions that are tested, and the bounds that are promised."""
+
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
+ROOT = Path(__file__).parent.parent
+
+
+def versions() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_every_dependency_has_a_tested_version_within_its_bounds():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = versions()
+    for text in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+        wanted = Requirement(text)
+        assert found[canonicalize_name(wanted.name)] in wanted.specifier, text
+
+
+def test_constraints_hold_names_and_versions_and_nothing_else():
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert line.startswith("#") or (line.count("==") == 1 and not set(line) & set(" @/+;"))
