@@ -1,6 +1,7 @@
 """S9: copied runs that name code or addresses, text that spells special tokens, secrets in
 addresses and arguments, servers bound beyond loopback."""
 
+import os
 import re
 import shutil
 import socket
@@ -104,16 +105,21 @@ def _secret_in_address(world: World, folder: Path, finished: Path) -> str | None
     return refused(tried, "rollout.tools.0", "password")
 
 
+@dataclass(frozen=True)
+class SetKey:
+    """Called in the new process."""
+
+    key: str
+
+    def __call__(self) -> None:
+        os.environ["MY_KEY"] = self.key
+
+
 def _secret_key(key: str) -> Callable[[World, Path, Path], str | None]:
     def run(world: World, folder: Path, finished: Path) -> str | None:
-        def set_key() -> None:
-            import os
-
-            os.environ["MY_KEY"] = key
-
         words = ("--endpoint", "http://127.0.0.1:9", "--endpoint-model", "m")
         words += ("--endpoint-key", "MY_KEY", "--recipe", str(world.recipe))
-        tried = attempt(folder, "eval", *words, sabotage=set_key)
+        tried = attempt(folder, "eval", *words, sabotage=SetKey(key))
         return "the key was shown" if SECRET in tried.said else refused(tried, "key")
 
     return run
