@@ -215,7 +215,7 @@ def test_what_vllm_takes_is_its_own(planned):
 
 
 def test_weights_that_do_not_fit_are_not_loaded(tiny_config, monkeypatch):
-    monkeypatch.setattr("tether.train.planning.preview._free_bytes", lambda device: 2**10)
+    monkeypatch.setattr("tether.train.planning.preview.free_bytes", lambda device: 2**10)
     plan = api.check(changed(tiny_config))
     assert "more than the 1 KiB that are free here" in plan.notes[0]
     assert plan.train_prompts == 18

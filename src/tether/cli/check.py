@@ -35,7 +35,13 @@ def check(
         if lines
     ]
     print("\n\n".join(tables))
-    for note in plan.notes:
+    notes = [*plan.notes]
+    if plan.does_not_fit:
+        notes.append(
+            "this does not fit into the memory that is free here; lower actor.microbatch_tokens, "
+            "critic.microbatch_tokens or rollout.cache_tokens, use model.lora, or run it elsewhere"
+        )
+    for note in notes:
         print(f"\nnote: {printable(note)}.")
 
 

@@ -12,6 +12,7 @@ from tether.dist.tensor_parallel import refuse_unshareable
 from tether.errors import UserError
 from tether.train.planning.cost import Cost, memory_bandwidth, operations, sent
 from tether.train.planning.demand import Demand
+from tether.train.planning.machine import UNKNOWN, Machine
 from tether.train.planning.memory import Memory, Moment, Part, plan_memory
 from tether.train.planning.networks import Networks, Size, networks_of, outline_networks
 from tether.train.planning.units import byte_text, si, time_text
@@ -30,6 +31,7 @@ class Plan:
     heldout_prompts: int = 0
     notes: tuple[str, ...] = ()  # what could not be checked, and why
     tried: tuple[Trial, ...] = ()  # what the reward said to a few rows
+    machine: Machine | None = None  # that `tether check` runs on
 
     def __repr__(self) -> str:
         """The run in a line; the rest is in `lines()`, `memory_lines()` and `time_lines()`."""
@@ -142,7 +144,23 @@ class Plan:
         moments = [_moment(memory.standing, ())]
         moments += [_moment(moment, memory.standing.parts) for moment in memory.moments]
         peak = ("peak", byte_text(memory.peak.size), f"in {memory.peak.when}")
-        return [*parts, *moments, peak]
+        return [*parts, *moments, peak, *self._room_here()]
+
+    def _room_here(self) -> list[Line]:
+        """Whether the processes of a plan fit this machine; those that Ray places go elsewhere."""
+        if self.machine is None or self.machine.free_bytes == UNKNOWN:
+            return []
+        processes = 1 if self.config.launch.kind == "ray" else self.demand.workers
+        free, wanted = self.machine.free_bytes, processes * self.memory.peak.size
+        whose = "the peak" if processes == 1 else f"the peaks of {processes} processes"
+        verdict = f"{whose} fits" if processes == 1 else f"{whose} fit"
+        if wanted > free:
+            verdict = f"too little: {whose} would take {byte_text(wanted)}"
+        return [("free here", byte_text(free), verdict)]
+
+    @property
+    def does_not_fit(self) -> bool:
+        return any(because.startswith("too little") for _, _, because in self._room_here())
 
     def sent_lines(self) -> list[Line]:
         """What a process sends in an iteration; nothing if it is alone."""
@@ -152,27 +170,32 @@ class Plan:
         return [*lines, ("in all", byte_text(total), "by each process")] if lines else []
 
     def time_lines(self) -> list[Line]:
-        """How long an iteration takes at the rates of `launch`, if these are given."""
+        """How long an iteration takes: at the rates of `launch`, or at this machine's own."""
         launch, d = self.config.launch, self.demand
+        teraflops, whence = launch.teraflops, "one after the other"
+        if teraflops is None and self.machine is not None and d.workers == 1:
+            teraflops = self.machine.teraflops
+            whence = (
+                f"rough: at {1000 * teraflops:.0f} GFLOP/s, measured here; rows at their longest"
+            )
         lines: list[Line] = []
         seconds = 0.0
-        if launch.teraflops is not None:
-            rate = d.workers * launch.teraflops * 1e12
+        if teraflops is not None:
+            rate = d.workers * teraflops * 1e12
             costs = operations(d)
             lines += [(c.what, time_text(c.amount / rate), _operations(c)) for c in costs]
             seconds += sum(cost.amount for cost in costs) / rate
             bound = memory_bandwidth(d, costs[0].amount / rate)
-            lines[0] = (
-                *lines[0][:2],
-                f"{lines[0][2]}; bound by memory below {bound / 1e9:.0f} GB/s",
-            )
+            if bound >= 1e9:
+                slow = f"bound by memory below {bound / 1e9:.0f} GB/s"
+                lines[0] = (*lines[0][:2], f"{lines[0][2]}; {slow}")
         if launch.link_gigabytes is not None and d.workers > 1:
             amount = sum(cost.amount for cost in sent(d))
             rate = launch.link_gigabytes * 1e9
             because = f"{byte_text(amount)} at {launch.link_gigabytes:g} GB/s"
             lines.append(("sending", time_text(amount / rate), because))
             seconds += amount / rate
-        return [*lines, ("in all", time_text(seconds), "one after the other")] if lines else []
+        return [*lines, ("in all", time_text(seconds), whence)] if lines else []
 
     def _passes(self) -> str:
         if self.train_prompts is None:
@@ -248,7 +271,9 @@ def _moment(moment: Moment, standing: tuple[Part, ...]) -> Line:
 
 
 def _operations(cost: Cost) -> str:
-    return f"{si(cost.amount / 1e12)} TFLOP: {cost.because}"
+    amount = cost.amount / 1e12
+    what = f"{si(amount)} TFLOP" if amount >= 1 else f"{1000 * amount:.3g} GFLOP"
+    return f"{what}: {cost.because}"
 
 
 def _actor_steps(c: Config) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from tether.data.prompts import PromptSet, Reading, load_prompts
 from tether.models.loading import find_model, has_tokenizer, has_weights, load_vocabulary
 from tether.rewards.function import Reward
 from tether.rewards.parts import columns_wanted, learned_model
+from tether.train.planning.machine import free_bytes, this_machine
 from tether.train.planning.networks import Networks, outline_networks
 from tether.train.planning.plan import Plan, check_layers_divide, make_plan
 from tether.train.planning.units import byte_text
@@ -20,6 +21,12 @@ from tether.train.trial import ROWS, Trial, try_reward
 
 
 def preview(config: Config, reward: Reward | None, reading: Reading | None = None) -> Plan:
+    torch.set_num_threads(config.threads)
+    machine = this_machine(config.device)
+    return replace(_preview(config, reward, reading), machine=machine)
+
+
+def _preview(config: Config, reward: Reward | None, reading: Reading | None) -> Plan:
     reason = _why_not_loaded(config)
     if reason is None:
         roles = build_roles(config, reward, reading)
@@ -82,7 +89,7 @@ def _why_not_loaded(config: Config) -> str | None:
         if not has_weights(name, hub):
             return f"{name} holds no weights, so the models were planned for and not loaded"
     needed = sum(_file_bytes(find_model(name, hub)) for name in names)
-    free = _free_bytes(config.device)
+    free = free_bytes(config.device)
     if needed > free:
         return (
             f"the models' files have {byte_text(needed)}, more than the {byte_text(free)} that "
@@ -107,11 +114,3 @@ def _models(config: Config) -> Iterator[str]:
 def _file_bytes(path: Path) -> int:
     files = [path] if path.is_file() else path.glob("*.safetensors")
     return sum(file.stat().st_size for file in files)
-
-
-def _free_bytes(device: str) -> int:
-    if device != "cpu" and torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
-    found = [int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable")]
-    return found[0] if found else 2**63  # where nobody says, loading has to show

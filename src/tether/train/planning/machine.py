@@ -1,0 +1,58 @@
+"""What the machine has that `tether check` runs on: free memory, and how fast it multiplies."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+WIDTH = 768  # of the matrices that are multiplied
+SECONDS = 0.3  # that are spent on it
+UNKNOWN = 2**63  # bytes, where nobody says
+
+
+@dataclass(frozen=True)
+class Machine:
+    free_bytes: int
+    teraflops: float  # of one process, float32 products
+
+
+def this_machine(device: str) -> Machine:
+    """Measure before models are loaded: what they take is part of the plan."""
+    return Machine(free_bytes(device), _teraflops(device))
+
+
+def free_bytes(device: str) -> int:
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0]
+    return min(_available(), _left_of_cgroup())
+
+
+def _available() -> int:
+    path = Path("/proc/meminfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable")]
+    return found[0] if found else UNKNOWN
+
+
+def _left_of_cgroup() -> int:
+    """A container may have less than the machine that it runs on."""
+    try:
+        limit, used = (
+            Path("/sys/fs/cgroup", name).read_text().strip()
+            for name in ("memory.max", "memory.current")
+        )
+    except OSError:
+        return UNKNOWN
+    return UNKNOWN if limit == "max" else max(0, int(limit) - int(used))
+
+
+def _teraflops(device: str) -> float:
+    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    a = torch.ones(WIDTH, WIDTH, device=kind)
+    (a @ a).sum().item()
+    products, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        (a @ a)[0, 0].item()  # waits for a device that works on its own
+        products += 1
+    return products * 2 * WIDTH**3 / (time.perf_counter() - began) / 1e12
