@@ -69,7 +69,7 @@ def test_a_process_alone_holds_all_of_it(planned):
     assert plan.longest_prompt == longest
     assert part(plan, "key-value cache") == 12 * (longest + 8 + 1) * 2 * 2 * 32 * 4
     assert "sampler's copy" not in shown(plan)
-    assert plan.sent_lines() == plan.time_lines() == []
+    assert plan.sent_lines() == []
     assert plan.notes
 
 
