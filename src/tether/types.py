@@ -120,6 +120,7 @@ class Scores:
     usable: Bool[Tensor, " rows"]  # may be trained on
     scored: Bool[Tensor, " rows"]  # a usable row may go unscored: the critic speaks for it
     parts: dict[str, Float[Tensor, " rows"]] = field(default_factory=dict)  # before their weights
+    extras: dict[int, dict[str, Any]] = field(default_factory=dict)  # by row: what else it said
 
     def without(self, rows: Bool[Tensor, " rows"]) -> "Scores":
         return Scores(
@@ -127,6 +128,7 @@ class Scores:
             self.usable & ~rows,
             self.scored & ~rows,
             {name: torch.where(rows, 0.0, values) for name, values in self.parts.items()},
+            self.extras,
         )
 
 

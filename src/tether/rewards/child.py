@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tether.errors import UserError
-from tether.rewards.function import Reward, WrongType, call_reward, describe, load_reward
+from tether.rewards.function import Reward, WrongType, describe, judge_row, load_reward
 from tether.rewards.rules import warm_up
 
 PR_SET_PDEATHSIG = 1
@@ -63,7 +63,8 @@ def _load(kind: str, arguments: dict[str, Any]) -> tuple[Reward, dict[str, Any]]
 
 def _judge(function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict:
     try:
-        return {"score": call_reward(function, row, arguments)}
+        score, extras = judge_row(function, row, arguments)
+        return {"score": score, "extras": extras} if extras else {"score": score}
     except Exception as error:  # a reward may raise anything; the parent names the row
         return {"error": describe(error), "wrong_type": isinstance(error, WrongType)}
 

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import sysconfig
 import traceback
@@ -29,6 +30,9 @@ LARGEST_SCORE = 1e15  # its square is still finite in float32
 LONGEST_PROBLEM = 500  # characters; what a reward raises may quote a whole response
 ROW_ARGUMENTS = ("prompt", "response", "finished", "policy_turns", "observations")
 VERL_COLUMNS = ("data_source", "ground_truth", "extra_info")
+
+
+LONGEST_EXTRA = 2000  # characters of a text in verl's score dict that are kept
 
 
 class WrongType(TypeError):
@@ -119,21 +123,45 @@ def call_reward(
     function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any] | None = None
 ) -> float | None:
     """The function's score of one row; anything but a finite number or None is an error."""
+    return judge_row(function, row, arguments)[0]
+
+
+def judge_row(
+    function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any] | None = None
+) -> tuple[float | None, dict[str, Any]]:
+    """Return the score of one row, and what else verl's score dict holds."""
+    extras: dict[str, Any] = {}
     match signature_of(function):
         case "trl":
             score = _only_score(function(**_named(function, _as_lists(row), arguments)))
         case "verl":
             result = function(**_named(function, _as_verl(function, row), arguments))
             score = result["score"] if isinstance(result, dict) else result
+            extras = _extras(result) if isinstance(result, dict) else {}
         case "plain":
             score = function(**_named(function, row, arguments))
     if score is None:
-        return None
+        return None, extras
     if isinstance(score, str) or not hasattr(score, "__float__"):
         raise WrongType(f"the reward returned {type(score).__name__}, not a number")
     if not abs(float(score)) <= LARGEST_SCORE:  # False for NaN too
         raise ValueError(f"the reward returned {float(score)}")
-    return float(score)
+    return float(score), extras
+
+
+def _extras(result: Mapping[Any, Any]) -> dict[str, Any]:
+    """As the run's files can keep them: numbers, truth values and text; anything else as text."""
+    return {str(name): _plain(value) for name, value in result.items() if name != "score"}
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") and not isinstance(value, str) else value
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= LONGEST_EXTRA else f"{text[:LONGEST_EXTRA]} …"
 
 
 def describe(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tether.dist.reduce import gather_results
 from tether.dist.share import block
-from tether.rewards.function import LARGEST_SCORE, Reward, WrongType, call_reward, describe
+from tether.rewards.function import LARGEST_SCORE, Reward, WrongType, describe, judge_row
 from tether.rewards.parts import Part
 from tether.rewards.prints import Prints
 from tether.rewards.process import RewardProcess
@@ -25,6 +25,7 @@ class Verdict:
     score: float | None
     problem: str | None = None
     parts: Mapping[str, float] = field(default_factory=dict)  # by name, before their weights
+    extras: Mapping[str, Any] = field(default_factory=dict)  # what else verl's score dict held
     wrong_type: bool = False  # what came back could not be a score of any row
 
 
@@ -56,10 +57,11 @@ class InProcessScorer:
     def _score_row(self, row: Mapping[str, Any]) -> Verdict:
         try:
             # A copy: rows of one prompt share what is inside their columns.
-            score = call_reward(self.function, copy.deepcopy(dict(row)))
+            score, extras = judge_row(self.function, copy.deepcopy(dict(row)))
         except (Exception, SystemExit) as error:  # whatever it raises, the row is named
             return Verdict(None, describe(error), wrong_type=isinstance(error, WrongType))
-        return Verdict(score, None if score is not None else "the reward returned None")
+        problem = None if score is not None else "the reward returned None"
+        return Verdict(score, problem, extras=extras)
 
     def close(self) -> None:
         pass
@@ -118,7 +120,10 @@ class ChildScorer:
             if problem is None and answer.get("score") is None:
                 problem = "the reward returned None"
             wrong_type = bool(answer.get("wrong_type"))
-            found.append(Verdict(answer.get("score"), problem, wrong_type=wrong_type))
+            extras = answer.get("extras", {})
+            found.append(
+                Verdict(answer.get("score"), problem, extras=extras, wrong_type=wrong_type)
+            )
         return found
 
     def close(self) -> None:
@@ -139,4 +144,9 @@ def weigh(parts: Sequence[Part], verdicts: Sequence[Verdict]) -> Verdict:
     if not abs(total) <= LARGEST_SCORE:
         return Verdict(None, f"the weighted sum of the parts is {total:g}")
     named = {p.name: v.score for p, v in zip(parts, verdicts, strict=True) if p.name is not None}
-    return Verdict(total, parts=named)
+    extras = {
+        name if p.name is None else f"{p.name}.{name}": value
+        for p, v in zip(parts, verdicts, strict=True)
+        for name, value in v.extras.items()
+    }
+    return Verdict(total, parts=named, extras=extras)

@@ -134,15 +134,18 @@ def score_responses(
     usable[list(failed)] = False
     scored = usable.clone()
     scored[list(skipped)] = False
-    return Scores(values, usable.to(device), scored.to(device), parts), events
+    extras = {row: dict(v.extras) for row, v in zip(asked, verdicts, strict=True) if v.extras}
+    return Scores(values, usable.to(device), scored.to(device), parts, extras), events
 
 
 def score_record(scores: Scores, row: int) -> dict[str, Any]:
     """A row's score as the run's files keep it: null where there is none."""
+    extras = {"score_extras": scores.extras[row]} if row in scores.extras else {}
     if not scores.scored[row]:
-        return {"score": None, "score_parts": {}}
+        return {"score": None, "score_parts": {}, **extras}
     parts = {name: shortest_floats(numbers[row][None])[0] for name, numbers in scores.parts.items()}
-    return {"score": shortest_floats(scores.values[row][None])[0], "score_parts": parts}
+    score = shortest_floats(scores.values[row][None])[0]
+    return {"score": score, "score_parts": parts, **extras}
 
 
 def lonely_rows(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
