@@ -1,6 +1,7 @@
 """Many prompts at once: the same ids, the same complaints, less time."""
 
 import json
+from datetime import date
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from tether import assets
 from tether.config import DataSection
 from tether.data import bulk
 from tether.data.bulk import ALIKE, encode_prompts
+from tether.data.chat_templates import fix_date
 from tether.data.prompts import load_prompts
 from tether.data.templates import render_prompt
 from tether.errors import UserError
@@ -59,6 +61,17 @@ def test_many_at_once_are_what_they_are_one_by_one(
         assert told(at_once) == one_by_one(byte_tokenizer, prompts, system_prompt)
     finally:
         byte_tokenizer.chat_template = kept
+
+
+def test_a_template_that_asks_for_the_day_gets_the_one_that_was_fixed(byte_tokenizer, monkeypatch):
+    template = "{{ strftime_now('%d.%m.%Y') }} {{ messages[-1].content }}"
+    monkeypatch.setattr(byte_tokenizer, "chat_template", template)
+    for day in (None, date(2024, 2, 29)):
+        fix_date(byte_tokenizer, day)
+        found = encode_prompts(byte_tokenizer, ["a", "b"], None)
+        assert found == one_by_one(byte_tokenizer, ["a", "b"], None)
+    fix_date(byte_tokenizer, None)
+    assert byte_tokenizer.decode(found[1]) == "29.02.2024 b"
 
 
 def test_messages_and_texts_may_stand_in_one_batch(byte_tokenizer):

@@ -90,12 +90,14 @@ def render_chats(
     Messages have a role and a content and no more. None where one of them fails or exceeds a
     limit: `render_chat`, asked for one at a time, finds out which, and says why.
     """
-    template = tokenizer.chat_template
-    if not isinstance(template, str):
+    template, now = tokenizer.chat_template, getattr(tokenizer, "template_time", None)
+    # The clock could strike between two of them; a day that was fixed cannot.
+    if not isinstance(template, str) or (now is None and asks_for_date(tokenizer)):
         return None
     request = {
         "template": template,
         "conversations": conversations,
+        "now": None if now is None else now.isoformat(),
         "variables": dict(tokenizer.special_tokens_map),
         "seconds": SECONDS,
     }
@@ -137,6 +139,8 @@ def _render_many(request: Mapping[str, Any]) -> Iterator[str]:
 
     compiled = theirs._compile_jinja_template(request["template"])
     known = {**compiled.globals, **request["variables"]}
+    if request["now"] is not None:
+        known["strftime_now"] = datetime.fromisoformat(request["now"]).strftime
     known |= {"add_generation_prompt": True, "tools": None, "documents": None}
     for messages in request["conversations"]:
         context = compiled.new_context({**known, "messages": messages}, shared=True)
