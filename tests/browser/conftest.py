@@ -101,7 +101,7 @@ def make_tool_run(run: Path) -> None:
         {"policy": False, "text": "so"},
         {"policy": True, "text": " 5<|end|>"},
     ]
-    call = {"turn": 0, "name": "search", "arguments": "what", "seconds": 0.25, "fault": None}
+    call = {"turn": 0, "name": "search", "arguments": "what", "fault": None}
     with_holes["calls"] = [
         {**call, "result": "found", "cut": True, "error": None},
         {**call, "turn": 1, "result": "", "cut": False, "error": "no answer", "fault": "tool"},

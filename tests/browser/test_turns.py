@@ -23,9 +23,9 @@ def test_every_call_stands_with_what_was_asked_and_answered_or_its_error(page, a
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     )
     assert rows == [
-        ["turn", "tool", "asked", "answered", "seconds"],
-        ["0", "search", "what", "found (cut)", "0.2500"],
-        ["1", "search", "what", "Error: no answer", "0.2500"],
+        ["turn", "tool", "asked", "answered"],
+        ["0", "search", "what", "found (cut)"],
+        ["1", "search", "what", "Error: no answer"],
     ]
 
 
