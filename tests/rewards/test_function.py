@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from tether.errors import UserError
-from tether.rewards.function import call_reward, load_reward, signature_of, wanted_columns
+from tether.rewards.function import (
+    call_reward,
+    describe,
+    load_reward,
+    signature_of,
+    wanted_columns,
+)
 from tether.rewards.parts import Part
 from tether.rewards.rules import exact_answer
 from tether.rewards.scorers import ChildScorer
@@ -183,3 +189,10 @@ def test_an_async_reward_is_refused_before_training(tmp_path):
     for function in (awaited, Awaited()):
         with pytest.raises(UserError, match=r"async def"):
             wanted_columns(function)
+
+
+def test_an_error_of_tethers_own_names_no_line():
+    """The sentence says it; a line inside a library or inside tether helps nobody."""
+    with pytest.raises(TypeError) as raised:
+        call_reward(lambda: "1", ROW)
+    assert describe(raised.value) == "TypeError: the reward returned str, not a number"

@@ -174,14 +174,19 @@ def describe(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str | None:
-    """The line at fault in the deepest file that is neither ours nor a library's."""
+    """The line at fault in the deepest file of the user's, or else of a library; none of an error
+    that tether raised itself."""
     ours = str(Path(__file__).parents[1])
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if ours not in f.filename]
-    frames = [f for f in frames if not f.filename.startswith("<frozen ")]
-    own = [f for f in frames if not any(place in f.filename for place in _LIBRARIES)]
-    if not frames:
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ")
+    ]
+    if not frames or ours in frames[-1].filename:
         return None
-    frame = (own or frames)[-1]
+    foreign = [frame for frame in frames if ours not in frame.filename]
+    own = [f for f in foreign if not any(place in f.filename for place in _LIBRARIES)]
+    frame = (own or foreign)[-1]
     return f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
 
 
