@@ -1,6 +1,7 @@
 """Rewards that ship: plain functions, chosen by name in `reward.kind`, with constants from
 `reward.arguments`. Imports no torch."""
 
+import logging
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +119,9 @@ def warm_up(kind: str) -> None:
     """What takes long to import is imported before the first row's clock starts."""
     if kind == "math_verify":
         import math_verify  # noqa: F401
+
+        # It warns on every row that its own clock is off; reward.log is for the user's words.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def last_number(text: str) -> Decimal | None:
