@@ -32,7 +32,7 @@ UPDATES = {
     "cpi": ["--actor.update.kind", "cpi"],
     "reinforce": ["--actor.update.kind", "reinforce", "--actor.epochs", "1"],
     "gspo": [
-        *("--actor.update.kind", "gspo", "--actor.aggregation", "seq_mean_token_mean"),
+        *("--actor.update.kind", "gspo"),
         *("--actor.update.eps_low", "0.05", "--actor.update.eps_high", "0.05"),
     ],
     "cispo": ["--actor.update.kind", "cispo"],
@@ -41,7 +41,7 @@ ESTIMATORS = {
     name: ["--advantage.estimator", name, *extra]
     for name, extra in {
         "grpo": [],
-        "dr_grpo": ["--actor.aggregation", "seq_mean_token_sum_norm"],
+        "dr_grpo": [],
         "rloo": [],
         "reinforce_plus_plus": [],
         "reinforce_plus_plus_baseline": [],

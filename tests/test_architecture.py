@@ -26,11 +26,12 @@ TIERS = [
     {"__init__", "__main__"},
 ]
 TIER = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms}
-FOR_ALL = {"errors", "assets"}  # leaves that everyone may use
+FOR_ALL = {"errors", "assets", "strict_yaml"}  # leaves that everyone may use
 LEAVES = {"dist", "run"}  # may use types and config only
 ALLOWED = {
     "errors": set(),
     "assets": set(),
+    "strict_yaml": set(),
     "dist": {"types", "config"} | FOR_ALL,
     "run": {"types", "config"} | FOR_ALL,
     "view": {"types", "config", "algo", "run"} | FOR_ALL,  # draws the files on disk

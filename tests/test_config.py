@@ -16,6 +16,7 @@ from tether.recipes import (
     shipped_recipes,
     validate_config,
 )
+from tether.strict_yaml import load_yaml
 
 SMALL = {
     "model": {"actor": "m"},
@@ -440,3 +441,43 @@ def test_yaml_that_is_too_deep_or_unfolds_is_one_sentence(tmp_path, text, says):
     (tmp_path / "deep.yaml").write_text(text)
     with pytest.raises(UserError, match=rf"deep\.yaml [^\n]*{says}"):
         load_config(tmp_path / "deep.yaml")
+
+
+@pytest.mark.parametrize(
+    ("dotted", "aggregation", "said"),
+    [
+        ({}, "token_mean", None),
+        ({"actor__update": {"kind": "gspo"}}, "seq_mean_token_mean", None),
+        ({"advantage__estimator": "dr_grpo"}, "seq_mean_token_sum_norm", None),
+        ({"actor__aggregation": "seq_mean_token_mean"}, "seq_mean_token_mean", None),
+        (
+            {"actor__update": {"kind": "gspo"}, "actor__aggregation": "token_mean"},
+            "token_mean",
+            "gspo is its paper's loss only with seq_mean_token_mean",
+        ),
+        (
+            {"advantage__estimator": "dr_grpo", "actor__aggregation": "token_mean"},
+            "token_mean",
+            "dr_grpo is its paper's loss only with seq_mean_token_sum_norm",
+        ),
+    ],
+)
+def test_the_aggregation_is_that_of_the_paper_unless_another_is_written_and_said(
+    dotted, aggregation, said
+):
+    config = configured(SMALL, **dotted)
+    assert config.aggregation == aggregation
+    assert [said in note for note in config.departures] == ([True] if said else [])
+
+
+def test_a_key_that_stands_twice_is_an_error_with_both_lines(tmp_path):
+    recipe = tmp_path / "twice.yaml"
+    recipe.write_text("actor:\n  lr: 1.0e-4\n  epochs: 2\n  lr: 1.0e-6\n")
+    with pytest.raises(UserError, match=r"twice\.yaml, line 4 .*'lr' .* second time, after line 2"):
+        load_config(recipe)
+
+
+def test_a_merged_key_may_be_given_again():
+    """`<<` is there to be overridden, also by what is merged a second time."""
+    text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\n"
+    assert load_yaml(text)["c"] == {"x": 2, "y": 3}

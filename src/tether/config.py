@@ -605,8 +605,8 @@ class TrpoUpdate(Section):
     """conjugate-gradient iterations"""
     damping: PositiveFloat = 0.1
     """added to the Fisher matrix's diagonal while solving"""
-    fisher_rows: PositiveInt | None = 64
-    """rows that Fisher products use, evenly spaced; null = all. The bound always sees all rows"""
+    fisher_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """share of the rows that Fisher products use, evenly spaced; length and bound see all rows"""
     backtracks: NonNegativeInt = 10
     """times the step may be shortened before it is refused"""
     backtrack_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.7
@@ -631,7 +631,7 @@ class GspoUpdate(Section):
     """GSPO: one ratio a response, clipped as a whole."""
 
     kind: Literal["gspo"]
-    """sequence-level clip; goes with actor.aggregation seq_mean_token_mean"""
+    """sequence-level clip; the paper's loss weighs every response alike"""
     eps_low: Annotated[float, Field(gt=0, le=1)] = 3e-4
     """how far a response's ratio may fall before the objective is flat"""
     eps_high: PositiveFloat = 4e-4
@@ -660,6 +660,11 @@ Update = Annotated[
 ]
 
 
+Aggregation = Literal[
+    "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
+]
+
+
 class ActorSection(Section):
     """The policy update."""
 
@@ -677,10 +682,8 @@ class ActorSection(Section):
     """weight of the entropy bonus"""
     max_grad_norm: PositiveFloat = 1.0
     """the gradient is scaled down to this norm"""
-    aggregation: Literal[
-        "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
-    ] = "token_mean"
-    """how the losses of a minibatch's tokens become one number"""
+    aggregation: Aggregation | None = None
+    """how token losses become one number; default: that of the update's and estimator's paper"""
     stop_kl: PositiveFloat | None = None
     """drop the rest of an iteration's steps once the KL from the old policy exceeds this"""
     update: Update = ClipUpdate()
@@ -824,6 +827,31 @@ class Config(RunConfig):
     @cached_property
     def refreshes_reference(self) -> bool:
         return self.kl.needs_reference and self.kl.refresh_reference_every > 0
+
+    @cached_property
+    def papers_aggregation(self) -> Aggregation:
+        """The one without which the loss is not that of the update's or the estimator's paper."""
+        if self.actor.update.kind == "gspo":
+            return "seq_mean_token_mean"
+        if self.advantage.estimator == "dr_grpo":
+            return "seq_mean_token_sum_norm"
+        return "token_mean"
+
+    @cached_property
+    def aggregation(self) -> Aggregation:
+        return self.actor.aggregation or self.papers_aggregation
+
+    @property
+    def departures(self) -> list[str]:
+        """Settings that make the run another algorithm than the one it names."""
+        if self.aggregation == self.papers_aggregation or self.papers_aggregation == "token_mean":
+            return []
+        kind = self.actor.update.kind
+        name = kind if kind == "gspo" else self.advantage.estimator
+        return [
+            f"actor.aggregation is {self.aggregation}, but {name} is its paper's loss only with "
+            f"{self.papers_aggregation}; leave the field out"
+        ]
 
     @cached_property
     def critic_lr(self) -> float:

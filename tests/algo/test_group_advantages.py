@@ -35,13 +35,44 @@ def test_a_response_is_compared_with_its_group(estimator, expected):
     assert rows(estimator)[:3] == pytest.approx(expected, abs=1e-12)
 
 
+# The second group pays KL of 0.1, 0.4 and 0.1 and so has s = 4.9, 4.6, 4.9 with mean 4.8.
+PAID = REWARDS.clone()
+PAID[3:, 0] -= torch.tensor([0.1, 0.4, 0.1], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("dr_grpo", [0.1, -0.2, 0.1]),
+        ("reinforce_plus_plus_baseline", [0.1, -0.2, 0.1]),
+        ("rloo", [0.15, -0.3, 0.15]),  # 4.9 - (4.6 + 4.9)/2, 4.6 - 4.9, 4.9 - (4.9 + 4.6)/2
+        ("opo", [0.05, -0.25, 0.05]),  # (2*4.9 + 1*4.6 + 3*4.9) / 6 = 4.85
+    ],
+)
+def test_a_group_whose_scores_are_equal_is_still_pulled_back_by_its_kl(estimator, expected):
+    assert rows(estimator, rewards=PAID)[3:] == pytest.approx(expected, abs=1e-12)
+
+
+def test_grpo_gives_0_to_a_group_whose_scores_are_equal_as_it_would_scale_the_kl_up():
+    assert rows("grpo", rewards=PAID)[3:] == [0.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     "estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo"]
 )
-def test_a_group_whose_scores_are_equal_says_nothing_even_if_its_kl_differs(estimator):
-    shaped = REWARDS - 0.1 * torch.rand(6, 3).double() * MASK
-    assert rows(estimator, rewards=shaped)[3:] == [0.0, 0.0, 0.0]
+def test_a_group_whose_rewards_are_equal_gets_exactly_0(estimator):
+    """0.1 + 0.1 + 0.1 is not 0.3: what rounding leaves would be whitened up."""
+    scores = torch.full((6,), 0.1)
+    rewards = torch.zeros(6, 3)
+    rewards[torch.arange(6), torch.tensor(LENGTHS) - 1] = scores
+    assert rows(estimator, rewards, scores) == [0.0] * 6
+
+
+def test_a_group_without_a_usable_row_has_no_spread_to_be_without():
+    mask = MASK.clone()
+    mask[3:] = False
     assert zero_spread(SCORES, MASK, 3).tolist() == [False, True]
+    assert zero_spread(SCORES, mask, 3).tolist() == [False, False]
 
 
 def test_kl_in_the_reward_counts_in_the_group_baseline():

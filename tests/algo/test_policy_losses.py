@@ -1,6 +1,7 @@
 """Every policy loss: values by hand, gradients by central differences in float64."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -181,3 +182,46 @@ def test_estimators_have_the_values_of_the_worked_example():
 def test_full_kl_is_the_sum_over_the_vocabulary_and_survives_zeros():
     p, q = torch.tensor([0.8, 0.2, 0.0]).double(), torch.tensor([0.7, 0.3, 0.0]).double()
     assert float(full_kl(p.log(), q.log())) == pytest.approx(0.025732, abs=1e-6)
+
+
+def test_a_token_without_probability_sends_no_nan_back():
+    """d KL / d logit_i of p = softmax is p_i (log p_i - log q_i - KL): 0 where p_i is 0."""
+    logits = torch.tensor([0.8, 0.2, 0.0], dtype=torch.float64).log().requires_grad_()
+    other = torch.tensor([0.7, 0.3, 0.0], dtype=torch.float64).log().requires_grad_()
+    kl = full_kl(torch.log_softmax(logits, -1), torch.log_softmax(other, -1))
+    by_p, by_q = torch.autograd.grad(kl, [logits, other])
+    logs, mean = [math.log(0.8 / 0.7), math.log(0.2 / 0.3)], 0.0257318
+    expected = [0.8 * (logs[0] - mean), 0.2 * (logs[1] - mean), 0.0]
+    assert by_p.tolist() == pytest.approx(expected, abs=1e-6)
+    assert by_q.tolist() == pytest.approx([0.7 - 0.8, 0.3 - 0.2, 0.0], abs=1e-12)
+
+
+def test_the_gradient_of_plain_k2_is_the_kls_on_policy_and_only_near_it_after_a_step():
+    """Exact means over five arms of q grad log pi, sampled from the policy itself and from the old
+    one, from which no ratio has moved by more than a fifth."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(size: float) -> torch.Tensor:
+        return size * torch.randn(5, generator=generator).double()
+
+    gaps = []
+    while len(gaps) < 300:
+        reference = noise(1.0)
+        old = torch.softmax(reference + noise(0.5), 0)
+        logits = (old.log() + noise(0.15)).requires_grad_()
+        if ((torch.softmax(logits.detach(), 0) / old - 1).abs() > 0.2).any():
+            continue
+        log_probs, ref = torch.log_softmax(logits, 0), torch.log_softmax(reference, 0)
+        per_arm = estimate_kl("k2", log_probs, ref, torch.ones(5, dtype=torch.bool))
+        new = log_probs.detach().exp()
+        p, q = new.tolist(), ref.exp().tolist()
+        logs = [math.log(a / b) for a, b in zip(p, q, strict=True)]
+        kl = sum(a * b for a, b in zip(p, logs, strict=True))
+        slopes = [a * (b - kl) for a, b in zip(p, logs, strict=True)]
+        true = torch.tensor(slopes, dtype=torch.float64)
+        for weights, exact in ((new, True), (old, False)):
+            [found] = torch.autograd.grad((weights * per_arm).sum(), logits, retain_graph=True)
+            gap = float((found - true).norm() / true.norm())
+            assert gap < 1e-9 or not exact
+        gaps.append(gap)
+    assert 0.03 < statistics.median(gaps) < 0.1

@@ -23,7 +23,6 @@ QUICK = {
         {
             "actor.update.kind": "trpo",
             "actor.update.max_kl": 0.02,
-            "actor.update.fisher_rows": 32,
         },
         {"advantage.estimator": "grpo"},
     ],

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from helpers import mask_of, read_out, sequences_of
+from safetensors.torch import load_file, save_file
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForSequenceClassification
 
 from tether.errors import UserError
@@ -16,6 +17,7 @@ from tether.models.loading import Vocabulary, load_causal_lm, load_trunk, load_v
 from tether.models.policy import Policy
 
 CPU = torch.device("cpu")
+FORMAT = {"format": "pt"}
 
 
 @pytest.fixture
@@ -210,3 +212,16 @@ def test_nan_weights_are_refused(model_dir):
 
     with pytest.raises(UserError, match="NaN"):
         load_causal_lm(model_dir(spoil), "float32", CPU)
+
+
+def test_weights_stored_as_integers_are_refused_by_name_and_buffers_are_not(model_dir):
+    directory = model_dir()
+    file, name = Path(directory, "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(file)
+    save_file({**tensors, "model.some_mask": torch.ones(3, dtype=torch.uint8)}, file, FORMAT)
+    load_causal_lm(directory, "float32", CPU)
+    save_file({**tensors, name: (100 * tensors[name]).to(torch.int8)}, file, FORMAT)
+    with pytest.raises(UserError, match=rf"stores {name} as I8 in model\.safetensors"):
+        load_causal_lm(directory, "float32", CPU)
+    with pytest.raises(UserError, match=rf"stores {name} as I8"):
+        load_trunk(directory, "float32", CPU)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import mask_of, read_out, response, sample, sequences_of
+from transformers import FalconConfig, FalconForCausalLM, OPTConfig, OPTForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from models.families import FAMILIES, make_family
@@ -97,3 +98,40 @@ def test_less_is_kept_between_forward_and_backward():
     plain = kept()
     recompute_in_backward(model)
     assert kept() < 0.5 * plain
+
+
+OPT = OPTConfig(
+    vocab_size=300,
+    hidden_size=32,
+    ffn_dim=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    word_embed_proj_dim=32,
+    max_position_embeddings=64,
+    dropout=0.5,
+    init_std=0.2,
+)
+FALCON = FalconConfig(
+    vocab_size=300,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    hidden_dropout=0.5,
+    attention_dropout=0.5,
+    initializer_range=0.2,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [(OPTForCausalLM, OPT), (FalconForCausalLM, FALCON)], ids=["opt", "falcon"]
+)
+def test_dropout_stays_off_where_the_layer_itself_is_asked(kind, config):
+    """Their layers hand their own training flag to functional dropout."""
+    torch.manual_seed(0)
+    policy = Policy(kind(config).eval(), 1.0, 1000)
+    log_probs, plain = gradients(policy)
+    recompute_in_backward(policy.model)
+    again, recomputed = gradients(policy)
+    assert torch.equal(log_probs, again)
+    for one, other in zip(plain, recomputed, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

@@ -39,7 +39,10 @@ def test_none_stays_none():
     assert call_reward(lambda: None, ROW) is None
 
 
-@pytest.mark.parametrize("bad", ["1", float("nan"), float("inf"), [1.0], {}, 1j, 10**400])
+@pytest.mark.parametrize(
+    "bad",
+    ["1", float("nan"), float("inf"), [1.0], {}, 1j, np.complex64(1 + 2j), np.array(1j), 10**400],
+)
 def test_what_is_no_finite_number_is_an_error(bad):
     """Trap 17."""
     with pytest.raises((TypeError, ValueError, OverflowError)):

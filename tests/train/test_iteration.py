@@ -244,6 +244,16 @@ def test_if_every_row_is_truncated_under_bootstrap_none_is_scored(iterate):
     assert outcome.experience.advantages.isfinite().all()
 
 
+def test_groups_without_a_usable_row_are_not_counted_among_those_without_spread(build):
+    """Six groups: one without a score, one whose two scores tie, four whose scores differ."""
+    scores = iter([None, None, 0.5, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    roles, config = build(
+        lambda response: next(scores), advantage__estimator="rloo", reward__max_failed_share=1.0
+    )
+    metrics = run_iteration(0, CONTROLS, roles, config).metrics(config)
+    assert metrics["advantage/zero_spread_share"] == pytest.approx(1 / 5)
+
+
 def test_one_cell_to_whiten_is_centred_only_and_an_event(iterate):
     outcome, config = iterate(
         rollout__prompts=1,

@@ -13,10 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tether.train.controls import first_controls
 from tether.train.updates import trpo, update_actor
-from tether.train.updates.trpo import TrustRegion
+from tether.train.updates.trpo import TrustRegion, spaced_rows
 
 TRPO = {"actor__update__kind": "trpo", "actor__entropy_coef": 0.0}
-EXACT = {**TRPO, "model__dtype": "float64"}
+EXACT = {**TRPO, "model__dtype": "float64", "actor__update__fisher_share": 1.0}
 
 
 def region_of(roles, config, experience) -> TrustRegion:
@@ -107,9 +107,9 @@ def test_the_fisher_product_is_the_finite_difference_of_the_kls_gradient(
         old = slow_distributions(model, experience, temperature)
     size = sum(p.numel() for p in region.parameters)
     with sdpa_kernel(SDPBackend.MATH):
-        product = region.fisher_product()
         vectors = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(2)]
-        images = [product(v) for v in vectors]  # two, so that no graph is spent by the first
+        # Two, so that no graph is spent by the first.
+        images = [region.fisher_product(v) for v in vectors]
         for v, found in zip(vectors, images, strict=True):
             step, slopes = 1e-4 / v.norm(), []
             for sign in (1, -1):
@@ -121,22 +121,34 @@ def test_the_fisher_product_is_the_finite_difference_of_the_kls_gradient(
             assert float((found - expected).norm() / expected.norm()) < 1e-6
 
 
-def test_fewer_fisher_rows_give_the_product_over_those_rows_alone(build):
-    """Three of seven: every second one, so 0, 2 and 4."""
-    roles, config = build(**EXACT, actor__update__fisher_rows=3)
+def test_a_smaller_share_gives_the_product_over_those_rows_and_the_length_over_all(build):
+    """Three of seven: 0, 7 // 3 and 14 // 3."""
+    roles, config = build(**{**EXACT, "actor__update__fisher_share": 0.4})
     experience = on_policy(made_experience(roles), roles)
     mask = experience.response_mask.clone()
     mask[[1, 3, 5, 6]] = False
     few = replace(experience, response_mask=mask)
-    everything = config.actor.update.model_copy(update={"fisher_rows": None})
+    everything = config.actor.update.model_copy(update={"fisher_share": 1.0})
     actor = config.actor.model_copy(update={"update": everything})
     whole = config.model_copy(update={"actor": actor})
     with sdpa_kernel(SDPBackend.MATH):
         a = region_of(roles, config, experience)
         b = region_of(roles, whole, few)
+        c = region_of(roles, whole, experience)
         v = torch.randn(sum(p.numel() for p in a.parameters), dtype=torch.float64)
-        torch.testing.assert_close(a.fisher_product()(v), b.fisher_product()(v))
+        torch.testing.assert_close(a.fisher_product(v), b.fisher_product(v))
+        exact = v @ c.fisher_product(v)
+        torch.testing.assert_close(a.curvature(v), exact)
+        assert abs(float(v @ a.fisher_product(v) / exact) - 1) > 0.01
     assert sorted(row for part in a.fisher_parts for row in part.batch.rows.tolist()) == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "picked"),
+    [(8, 0.5, [0, 2, 4, 6]), (6, 0.75, [0, 1, 3, 4]), (3, 0.1, [0]), (3, 1.0, [0, 1, 2])],
+)
+def test_the_rows_of_the_fisher_products_are_evenly_spaced(rows, share, picked):
+    assert spaced_rows(rows, share).tolist() == picked
 
 
 @pytest.mark.parametrize(("updates", "microbatch_tokens"), [(100, 16_384), (8, 30)])
@@ -271,7 +283,7 @@ def test_a_step_that_is_too_long_is_shortened_until_it_is_not(build, monkeypatch
 def test_a_curvature_that_is_not_finite_moves_nothing(build, monkeypatch):
     roles, config = build(**TRPO)
     monkeypatch.setattr(
-        TrustRegion, "fisher_product", lambda region: lambda v: torch.full_like(v, math.nan)
+        TrustRegion, "fisher_product", lambda region, v: torch.full_like(v, math.nan)
     )
     experience = on_policy(made_experience(roles), roles)
     assert_refused(experience, roles, config, 0, "step is not finite", kind="non_finite_step")

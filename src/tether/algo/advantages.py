@@ -101,8 +101,11 @@ def group_advantages(
     """One advantage a row, the same on all its tokens: s against the group's baseline.
 
     A group is the `samples` neighbouring rows of one prompt; rows without a True cell are not in
-    it. A group whose raw scores are all equal says nothing, and gets 0. Rows are summed in
-    float64: in float32 the sum would depend, in its last bit, on how far the batch is padded.
+    it. Where all raw scores of a group are equal, its rows still differ in the KL in the reward,
+    and the true gradient is that of beta times the KL: a solved prompt pulls back to the reference.
+    Only grpo gets 0 there, as its division by the spread would scale that KL up to size 1. Rows are
+    summed in float64: in float32 the sum would depend, in its last bit, on how far the batch is
+    padded.
 
         grpo                          (s - mean) / (std + 1e-6)
         dr_grpo                       s - mean
@@ -116,10 +119,12 @@ def group_advantages(
     count = there.sum(dim=1, keepdim=True)
     mean = total.sum(dim=1, keepdim=True) / count.clamp(min=1)
     centred = torch.where(there, total - mean, 0.0)
+    alike = zero_spread(row_sums, mask, samples)  # exactly 0 there, and not what rounding leaves
     match estimator:
         case "grpo":
             variance = (centred**2).sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)
             advantage = centred / (variance.sqrt() + SPREAD_FLOOR)
+            alike = alike | zero_spread(scores, mask, samples)
         case "dr_grpo" | "reinforce_plus_plus_baseline":
             advantage = centred
         case "rloo":
@@ -130,15 +135,15 @@ def group_advantages(
             advantage = total - weighted / lengths.sum(dim=1, keepdim=True).clamp(min=1)
         case _:
             raise ValueError(f"no group estimator {estimator!r}")
-    advantage = torch.where(zero_spread(scores, mask, samples)[:, None], 0.0, advantage)
+    advantage = torch.where(alike[:, None], 0.0, advantage)
     return torch.where(mask, advantage.reshape(-1, 1), 0.0)
 
 
 def zero_spread(
-    scores: Float[Tensor, " rows"], mask: Bool[Tensor, "rows response"], samples: int
+    numbers: Float[Tensor, " rows"], mask: Bool[Tensor, "rows response"], samples: int
 ) -> Bool[Tensor, " groups"]:
-    """Groups whose raw scores are all the same."""
-    there, grouped = mask.any(dim=1).view(-1, samples), scores.view(-1, samples)
+    """Groups whose rows with a True cell, at least one, all have the same number."""
+    there, grouped = mask.any(dim=1).view(-1, samples), numbers.view(-1, samples)
     highest = torch.where(there, grouped, -torch.inf).amax(dim=1)
     lowest = torch.where(there, grouped, torch.inf).amin(dim=1)
-    return highest <= lowest
+    return highest == lowest

@@ -91,9 +91,12 @@ def estimate_kl(
 def full_kl(
     log_p: Float[Tensor, "*cells vocabulary"], log_q: Float[Tensor, "*cells vocabulary"]
 ) -> Float[Tensor, "*cells"]:
-    """KL(p || q) summed over the vocabulary; a token with p = 0 adds 0, not 0 x infinity."""
-    terms = log_p.exp() * (log_p - log_q)
-    return torch.where(log_p == -math.inf, 0.0, terms).sum(dim=-1)
+    """KL(p || q) summed over the vocabulary; a token with p = 0 adds 0, not 0 x infinity, to the
+    value and to the gradient."""
+    # What is taken out before the product sends no gradient back; 0 x infinity after it would.
+    never = log_p == -math.inf
+    difference = log_p.masked_fill(never, 0.0) - log_q.masked_fill(never, 0.0)
+    return (log_p.exp() * difference).sum(dim=-1)
 
 
 def exact_kl(p: Sequence[float], q: Sequence[float]) -> float:

@@ -54,6 +54,7 @@ def _read_value(name: str, value: str, schema: "type[BaseModel] | None") -> Any:
     import yaml
 
     from tether.config import Config, walk_fields
+    from tether.strict_yaml import load_yaml
 
     fields = walk_fields(schema or Config)
     annotation = next((info.annotation for dotted, info in fields if dotted == name), None)
@@ -63,7 +64,7 @@ def _read_value(name: str, value: str, schema: "type[BaseModel] | None") -> Any:
     if {str, Path} & set(members) and not is_list and value not in ("null", "~"):
         return value
     try:
-        return yaml.safe_load(value)
+        return load_yaml(value)
     except (yaml.YAMLError, RecursionError):
         raise UserError(f"--{name}: {value[:200]!r} cannot be read as a YAML value.") from None
 

@@ -21,7 +21,7 @@ def whole_batch(experience: Experience, config: Config) -> Minibatch:
     """All rows as the one minibatch of a traced update."""
     rows = torch.arange(len(experience))
     longest = config.rollout.max_response_tokens
-    return make_minibatch(experience, rows, config.actor.aggregation, longest)
+    return make_minibatch(experience, rows, config.aggregation, longest)
 
 
 @torch.no_grad()

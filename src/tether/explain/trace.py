@@ -284,7 +284,7 @@ def _settings(subject: Subject, config: Config) -> dict[str, Any]:
         "dual_clip": getattr(update, "dual_clip", None),
         "penalty_coef": subject.controls.penalty_coef if update.kind == "penalty" else None,
         "max_kl": getattr(update, "max_kl", None),
-        "aggregation": config.actor.aggregation,
+        "aggregation": config.aggregation,
         "entropy_coef": config.actor.entropy_coef,
         "kl_in_loss_coef": config.kl.in_loss.coef,
         "actor_lr": config.actor.lr,

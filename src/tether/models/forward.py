@@ -6,10 +6,12 @@ read prompts into a key-value cache and go on from it, whatever number of tokens
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -55,15 +57,37 @@ def logits_are_the_heads(model: PreTrainedModel) -> bool:
 
 
 def recompute_in_backward(model: PreTrainedModel) -> None:
-    """From now on a forward with gradients keeps one state a layer and no more."""
+    """Let a forward with gradients keep one state per layer from now on, and no more."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in _layers(model):
+        layer._gradient_checkpointing_func = _checkpointed
+
+
+def _layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def _checkpointed(function: partial, *states: object) -> object:
+    """Run a layer as transformers asks, but not in training mode: OPT and Falcon ask the layer
+    itself whether there is dropout."""
+    layer = function.func.__self__
+
+    def run(*states: object) -> object:
+        told, layer.training = layer.training, False
+        try:
+            return function(*states)
+        finally:
+            layer.training = told
+
+    return checkpoint(run, *states, use_reentrant=False)
 
 
 @contextmanager
 def _recomputing(trunk: nn.Module) -> Iterator[None]:
     """transformers recomputes layers in training mode only. Ours is never in it, for the dropout,
-    so the layers are told that they are, without what is in them, and only where gradients are."""
-    layers = [m for m in trunk.modules() if isinstance(m, GradientCheckpointingLayer)]
+    so the layers are told that they are, without what is in them, only where gradients are, and
+    only until they run (`_checkpointed`)."""
+    layers = _layers(trunk)
     wanted = torch.is_grad_enabled()
     for layer in layers:
         layer.training = wanted and layer.gradient_checkpointing

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -39,6 +39,7 @@ from tether.run.directory import is_run
 logging.set_verbosity_error()  # what goes wrong in loading is said in one sentence below
 logging.disable_progress_bar()  # a bar a model loaded would bury the run's own lines
 
+FLOATS = ("F64", "F32", "F16", "BF16")  # what safetensors calls them
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 CONFIG = "config.json"
@@ -146,12 +147,33 @@ def refuse_unfounded(name: str, auto: type, path: Path, dtype: str) -> None:
         return
     with _sentences(name, "a model"):
         held = sum(_count_weights(file) for file in path.glob("*.safetensors"))
-        promised = sum(weight.numel() for weight in _outline(auto, path, dtype).parameters())
+        weights = dict(_outline(auto, path, dtype).named_parameters())
+        promised = sum(weight.numel() for weight in weights.values())
+        for file in path.glob("*.safetensors"):
+            _refuse_other_numbers(name, file, weights)
     if promised > MOST_MISSING + MOST_PROMISED * held:
         raise UserError(
             f"{name} has {promised:,} weights by its config.json, but its files hold {held:,}; it "
             f"is incomplete, or its config.json belongs to another model."
         )
+
+
+def _refuse_other_numbers(name: str, file: Path, weights: Iterable[str]) -> None:
+    """Refuse weights stored as integers or in 8 bits: they need a scale that nobody would apply.
+    Buffers may be of any type; a trunk's names may lack their prefix, or have one too many."""
+    with safe_open(file, "pt") as opened:
+        names = opened.keys()
+        kinds = {tensor: opened.get_slice(tensor).get_dtype() for tensor in names}
+    for tensor, kind in kinds.items():
+        if kind not in FLOATS and any(_same_weight(tensor, weight) for weight in weights):
+            raise UserError(
+                f"{name} stores {tensor} as {kind} in {file.name}, not as a float; convert its "
+                f"weights to float32, float16 or bfloat16 first."
+            )
+
+
+def _same_weight(a: str, b: str) -> bool:
+    return f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}")
 
 
 def _count_weights(file: Path) -> int:

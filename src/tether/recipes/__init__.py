@@ -16,6 +16,7 @@ from tether.assets import is_shipped
 from tether.config import TOOL_TAGS, UPDATE_KINDS, Config, count_values, map_paths, walk_fields
 from tether.errors import UserError
 from tether.run.directory import CONFIG, started_in
+from tether.strict_yaml import load_yaml
 
 FOLDER = Path(__file__).parent
 # What people type who come from other systems.
@@ -155,7 +156,7 @@ def shipped_recipes() -> dict[str, Path]:
 def read_recipe(recipe: str | os.PathLike[str]) -> dict[str, Any]:
     path = _find(recipe)
     try:
-        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
+        mapping = load_yaml(path.read_text(encoding="utf-8"))
         values = count_values(mapping, MAX_VALUES)
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""

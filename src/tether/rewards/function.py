@@ -142,6 +142,8 @@ def judge_row(
             score = function(**_named(function, row, arguments))
     if score is None:
         return None, extras
+    if "complex" in str(getattr(score, "dtype", "")):  # float() of numpy's drops a part
+        raise WrongType(f"the reward returned {score}, a complex number; return a real one")
     if isinstance(score, str) or not hasattr(score, "__float__"):
         raise WrongType(f"the reward returned {type(score).__name__}, not a number")
     if not abs(float(score)) <= LARGEST_SCORE:  # False for NaN too

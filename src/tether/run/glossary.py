@@ -95,8 +95,10 @@ METRICS: dict[str, Entry] = {
         "Shrinks as the critic learns. Near 0 with whitening on: noise is blown up to size 1.",
     ),
     "advantage/zero_spread_share": Entry(
-        "share of groups whose responses all scored the same (group estimators only)",
-        "They teach nothing. Near 1: the prompts are too easy or too hard.",
+        "share of groups whose responses all scored the same, among those with a usable row "
+        "(group estimators only)",
+        "They teach nothing but the KL in the reward (`grpo`: nothing at all). Near 1: the prompts "
+        "are too easy or too hard.",
     ),
     "value/mean": Entry(
         "mean of the critic's values a token",

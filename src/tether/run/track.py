@@ -21,12 +21,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tether.errors import UserError
 from tether.run.directory import CONFIG, EVALS, METRICS, TIMINGS, TRACKERS, is_run
 from tether.run.lock import LOCK
 from tether.run.sinks import NAMES, Sink, open_sink
+from tether.strict_yaml import load_yaml
 
 POSITION = "position.json"
 SAYS = "tether: "  # begins the line that says why it failed
@@ -81,7 +80,7 @@ class Forwarder:
     def __init__(self, run: Path, tracker: str, folder: Path) -> None:
         self.position = Position(folder)
         self.tails = {name: Tail(run / name) for name in PREFIXES}
-        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        config = load_yaml((run / CONFIG).read_text(encoding="utf-8"))
         name = run.resolve().name
         self.sink: Sink = open_sink(tracker, name, folder, config, self.position.key)
         self.position.key = self.sink.key

@@ -94,8 +94,12 @@ class Outcome:
         meter.record("advantage/mean", Level(self.moments.mean))
         meter.record("advantage/std", Level(self.moments.variance.sqrt()))
         if config.advantage.by_group:
-            groups = zero_spread(scores, mask, config.rollout.samples_per_prompt)
-            meter.record("advantage/zero_spread_share", Mean(groups.sum(), len(groups)))
+            samples = config.rollout.samples_per_prompt
+            alike, usable_groups = (
+                zero_spread(scores, mask, samples).sum(),
+                mask.any(dim=1).view(-1, samples).any(dim=1).sum(),
+            )
+            meter.record("advantage/zero_spread_share", Mean(alike, usable_groups))
         if config.has_critic:
             explained = explained_variance(e.values, e.returns, mask)
             meter.record("value/mean", Mean(masked_sum(e.values, mask), tokens))

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tether.config import Config
 from tether.errors import UserError, one_line
 from tether.recipes import validate_config
@@ -26,6 +24,7 @@ from tether.run.directory import (
 from tether.run.events import Event
 from tether.run.reader import NotRegular, read_lines, read_regular
 from tether.run.writer import cut_back
+from tether.strict_yaml import load_yaml
 from tether.train.checkpoint import Progress, read_progress, read_state
 from tether.train.controls import first_controls
 from tether.train.inputs import (
@@ -228,7 +227,7 @@ def recorded_day(run: Path) -> datetime.date | None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    return yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+    return load_yaml((run / CONFIG).read_text(encoding="utf-8"))
 
 
 def _refuse_lost_lines(run: Path, checkpoint: Path, progress: Progress) -> None:

@@ -11,6 +11,7 @@ import yaml
 from tether.config import count_values
 from tether.run.directory import CONFIG, EVALS, EVENTS, METRICS, ROLLOUTS, SCHEMA, TIMINGS
 from tether.run.lock import is_being_written
+from tether.strict_yaml import load_yaml_fast
 from tether.view.files import (
     GrowingLines,
     Signature,
@@ -221,8 +222,12 @@ def _load_config(root: Path, path: Path) -> tuple[str, dict[str, Any], list[str]
     except Unreadable as problem:
         return "", {}, [str(problem)]
     try:
-        sections = _read_yaml(text)
+        sections = load_yaml_fast(text)
         too_many = count_values(sections, MAX_CONFIG_VALUES) >= MAX_CONFIG_VALUES
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        why = f"{path.name}{where} is not YAML ({error.problem}), so the settings are unknown."
+        return text, {}, [why]
     except (yaml.YAMLError, ValueError):
         return text, {}, [f"{path.name} is not YAML, so the settings are unknown."]
     except RecursionError:  # deeper than Python goes, or a list inside itself
@@ -233,15 +238,6 @@ def _load_config(root: Path, path: Path) -> tuple[str, dict[str, Any], list[str]
         return text, {}, [f"{path.name} holds no sections, so the settings are unknown."]
     schema = sections.get("schema")
     return text, sections, [] if schema == SCHEMA else [_other_version(path.name, str(schema))]
-
-
-def _read_yaml(text: str) -> Any:
-    """Safe loading, by libyaml where there is one: a folder may hold many configs."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
 
 
 def _other_version(name: str, schema: str) -> str:

@@ -124,9 +124,9 @@ def _passes(d: Demand, role: Learner) -> float | int:
         return d.config.critic_epochs
     if not isinstance(update, TrpoUpdate):
         return d.config.actor.epochs
-    # A gradient; a second derivative a product, on some rows, at twice the cost; the line search.
-    rows = min(update.fisher_rows or d.config.rows, d.config.rows)
-    return 1 + 2 * (update.cg_iterations + 1) * rows / d.config.rows + 1
+    # A gradient; per product a forward-mode pass and a backward one, on some rows; the step's
+    # length; the line search.
+    return 1 + 2 * update.cg_iterations * update.fisher_share + 1 + 1
 
 
 def _operations_of_learning(d: Demand, size: Size) -> int:

@@ -29,7 +29,7 @@ class Plan:
     longest_prompt: int
     train_prompts: int | None = None  # unknown where there is no tokenizer to read them with
     heldout_prompts: int = 0
-    notes: tuple[str, ...] = ()  # what could not be checked, and why
+    notes: tuple[str, ...] = ()  # what could not be checked; what is not as named
     tried: tuple[Trial, ...] = ()  # what the reward said to a few rows
     machine: Machine | None = None  # that `tether check` runs on
 
@@ -230,6 +230,7 @@ def make_plan(config: Config, roles: Roles) -> Plan:
         longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
         train_prompts=len(roles.train_prompts),
         heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
+        notes=tuple(config.departures),
     )
     check_layers_divide(config, plan.networks)
     return plan

@@ -56,7 +56,7 @@ def _plan_shapes(
             f"{settings.actor} has no tokenizer, so the prompts were not read; each is taken to "
             f"have data.max_prompt_tokens = {longest} tokens"
         )
-        return Plan(config, networks, longest, notes=(reason, unread))
+        return Plan(config, networks, longest, notes=(*config.departures, reason, unread))
     vocabulary = load_vocabulary(settings.actor, networks.actor, settings.hub)
 
     def load(files: str | list[DataFile]) -> PromptSet:
@@ -77,7 +77,7 @@ def _plan_shapes(
         longest_prompt=max(map(len, train_prompts.prompts.ids)),
         train_prompts=len(train_prompts),
         heldout_prompts=len(heldout) if heldout else 0,
-        notes=(reason,),
+        notes=(*config.departures, reason),
         tried=tuple(tried),
     )
 

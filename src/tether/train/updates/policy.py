@@ -64,7 +64,7 @@ def actor_walk(roles: Roles, config: Config, iteration: int) -> Walk:
         epochs=actor.epochs,
         minibatch_rows=actor.minibatch_rows,
         microbatch_tokens=actor.microbatch_tokens,
-        aggregation=actor.aggregation,
+        aggregation=config.aggregation,
         max_response_tokens=config.rollout.max_response_tokens,
         stop_kl=actor.stop_kl,
         microbatch_cells=roles.actor.cells_at_once,

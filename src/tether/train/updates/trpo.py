@@ -4,24 +4,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear
 
 from tether.algo.aggregation import weighted_sum
 from tether.algo.losses import log_ratio
-from tether.algo.trust_region import Product, conjugate_gradient, line_search, longest_step
+from tether.algo.trust_region import (
+    conjugate_gradient,
+    line_search,
+    logit_curvature,
+    longest_step,
+)
 from tether.config import Config
 from tether.dist.reduce import total
+from tether.models.heads import PIECE_LOGITS, tempered_logits
 from tether.models.policy import Policy
 from tether.run.metrics import Level
 from tether.train.roles import Roles
 from tether.train.updates.minibatches import make_minibatch, split
 from tether.train.updates.report import Report
-from tether.types import Experience, Minibatch
+from tether.types import Experience, Minibatch, Sequences
 
 
-# Fused attention on a CPU has no second derivative; the plain one has.
+# Fused attention on a CPU has no forward-mode derivative; the plain one has.
 @sdpa_kernel(SDPBackend.MATH)
 def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
     """maximise mean(r A) subject to mean KL(old || new) <= max_kl, by one accepted step or none."""
@@ -35,12 +44,12 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
         report.event(kind, f"the surrogate's gradient norm is {float(norm)}; no step")
         return _finish(report, region, share=0.0, tries=0)
 
-    product = region.fisher_product()
     direction = conjugate_gradient(
-        lambda v: product(v) + update.damping * v, gradient, update.cg_iterations
+        lambda v: region.fisher_product(v) + update.damping * v, gradient, update.cg_iterations
     )
-    # The step's length obeys the undamped KL; damping only steadies the direction.
-    step = longest_step(direction, product(direction), update.max_kl)
+    # The step's length obeys the undamped KL of all rows; damping only steadies the direction, and
+    # a sample of rows is enough for it.
+    step = longest_step(direction, region.curvature(direction), update.max_kl)
     if not bool(step.isfinite().all()):
         report.event("non_finite_step", "the step is not finite; no step")
         return _finish(report, region, share=0.0, tries=0)
@@ -83,6 +92,32 @@ class _Part:
     old_states: Float[Tensor, "rows response width"]
 
 
+@dataclass(frozen=True)
+class _Cells:
+    """Some True cells: states, how their tempered logits change, and H times that, weighed."""
+
+    states: Float[Tensor, "cells width"]
+    tangents: Float[Tensor, "cells vocabulary"]
+    weighed: Float[Tensor, "cells vocabulary"]
+
+
+class _States(nn.Module):
+    """The actor's states as a module, so that torch can call it with other weights."""
+
+    def __init__(self, actor: Policy) -> None:
+        super().__init__()
+        self.actor, self.model = actor, actor.model
+
+    def forward(self, sequences: Sequences) -> Float[Tensor, "rows response width"]:
+        return self.actor.states(sequences)
+
+
+def spaced_rows(rows: int, share: float) -> Int[Tensor, " some"]:
+    """Numbers of that share of the rows, at least one, evenly spaced over the groups."""
+    wanted = max(1, round(share * rows))
+    return torch.arange(wanted) * rows // wanted
+
+
 class TrustRegion:
     """The surrogate and the exact KL as functions of the actor's flattened weights."""
 
@@ -99,15 +134,15 @@ class TrustRegion:
         self.own = torch.zeros(len(rows), dtype=torch.bool)  # rows that this process reads
         for part in self.parts:
             self.own[part.batch.counted_rows.cpu()] = True
-        wanted = config.actor.update.fisher_rows or len(rows)
-        few = rows[:: max(1, len(rows) // wanted)][:wanted]
+        few = spaced_rows(len(rows), config.actor.update.fisher_share)
         self.fisher_parts = (
-            self.parts if wanted >= len(rows) else list(self._parts(experience, few))
+            self.parts if len(few) == len(rows) else list(self._parts(experience, few))
         )
+        self.kept: Tensor | None = None  # the graph of the only Fisher part, between products
 
     def _parts(self, experience: Experience, rows: Tensor) -> Iterator[_Part]:
         actor, longest = self.config.actor, self.config.rollout.max_response_tokens
-        minibatch = make_minibatch(experience, rows, actor.aggregation, longest)
+        minibatch = make_minibatch(experience, rows, self.config.aggregation, longest)
         tokens = minibatch.response_mask.sum().clamp(min=1)
         for batch in split(minibatch, actor.microbatch_tokens):
             with torch.no_grad():
@@ -116,10 +151,11 @@ class TrustRegion:
 
     def move(self, share: float, step: Float[Tensor, " n"]) -> None:
         """Put the weights at start + share x step; share 0 restores them bit for bit."""
-        pieces = step.split([p.numel() for p in self.parameters])
+        self.kept = None  # a graph of the old weights
+        pieces = self._pieces(step)
         with torch.no_grad():
             for parameter, start, piece in zip(self.parameters, self.start, pieces, strict=True):
-                parameter.copy_(start if share == 0 else start + share * piece.view_as(start))
+                parameter.copy_(start if share == 0 else start + share * piece)
 
     @torch.no_grad()
     def measure(self) -> tuple[float, float]:
@@ -152,30 +188,108 @@ class TrustRegion:
             gradient = gradient + _flat(torch.autograd.grad(surrogate, self.parameters))
         return total(gradient)
 
-    def fisher_product(self) -> Product:
-        """v -> F v by differentiating the KL's gradient once more along v.
+    def fisher_product(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """F v = J^T H J v over the Fisher rows: forward mode, then one backward pass.
 
-        The graph of the gradient is kept between products when all rows fit one microbatch, and
-        made anew for each product otherwise.
+        No second derivative is taken. The backward pass's graph is kept between products when the
+        rows fit one microbatch, and made anew for each product otherwise.
         """
-        kept = [self._kl_gradient(part) for part in self.fisher_parts[:1]]
-        kept = kept if len(self.fisher_parts) == 1 else None
+        image = torch.zeros_like(vector)
+        for part in self.fisher_parts:
+            image = image + self._pull(part, self._push(part, vector), vector)
+        return total(image)
 
-        def product(vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-            images = torch.zeros_like(vector)
-            for i, part in enumerate(self.fisher_parts):
-                gradient = kept[i] if kept else self._kl_gradient(part)
-                image = torch.autograd.grad(
-                    gradient @ vector, self.parameters, retain_graph=kept is not None
-                )
-                images = images + _flat(image)
-            return total(images)
+    def curvature(self, vector: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        """v.F v over all rows, from J v alone."""
+        found = vector.new_zeros((), dtype=torch.float64)
+        for part in self.parts:
+            for cells in self._cells(part, self._push(part, vector), vector):
+                found = found + (cells.tangents * cells.weighed).sum(dtype=torch.float64)
+        return total(found).to(vector.dtype)
 
-        return product
+    def _push(self, part: _Part, vector: Float[Tensor, " n"]) -> Float[Tensor, "cells width"]:
+        """How the states of the True cells change along `vector`."""
+        moved = {
+            id(p): piece for p, piece in zip(self.parameters, self._pieces(vector), strict=True)
+        }
+        with torch.no_grad(), forward_ad.dual_level():
+            duals = {
+                f"model.{name}": forward_ad.make_dual(p.detach(), moved[id(p)])
+                for name, p in self.actor.model.named_parameters()
+                if id(p) in moved
+            }
+            states = functional_call(_States(self.actor), duals, (part.batch.sequences,))
+            tangents = forward_ad.unpack_dual(states).tangent
+            if tangents is None:  # nothing below the head learns
+                tangents = torch.zeros_like(states)
+            return tangents[part.batch.response_mask]
 
-    def _kl_gradient(self, part: _Part) -> Float[Tensor, " n"]:
-        kl = self._kl(self.actor.states(part.batch.sequences), part)
-        return _flat(torch.autograd.grad(kl, self.parameters, create_graph=True))
+    def _pull(
+        self, part: _Part, tangents: Float[Tensor, "cells width"], vector: Float[Tensor, " n"]
+    ) -> Float[Tensor, " n"]:
+        """J^T of the weighed tangents: through the head by hand, through the trunk by autograd."""
+        head, mask = self.actor.head, part.batch.response_mask
+        pulled = [torch.zeros_like(p) for p in self.parameters]
+        places = {id(p): i for i, p in enumerate(self.parameters)}
+        by_state = []
+        for cells in self._cells(part, tangents, vector):
+            by_logit = (cells.weighed / self.actor.temperature).to(head.weight.dtype)
+            by_state.append(by_logit @ head.weight.detach())
+            if id(head.weight) in places:
+                pulled[places[id(head.weight)]] += by_logit.T @ cells.states
+            if head.bias is not None and id(head.bias) in places:
+                pulled[places[id(head.bias)]] += by_logit.sum(dim=0)
+        states = self.kept if self.kept is not None else self.actor.states(part.batch.sequences)
+        if len(self.fisher_parts) == 1:
+            self.kept = states
+        if states.requires_grad:
+            gradients = torch.autograd.grad(
+                states[mask],
+                self.parameters,
+                torch.cat(by_state),
+                retain_graph=self.kept is not None,
+                allow_unused=True,
+            )
+            pulled = [a if b is None else a + b for a, b in zip(pulled, gradients, strict=True)]
+        return _flat(tuple(pulled))
+
+    def _cells(
+        self, part: _Part, tangents: Float[Tensor, "cells width"], vector: Float[Tensor, " n"]
+    ) -> Iterator[_Cells]:
+        """Piece by piece of the True cells: logits are never stored for all of them."""
+        head, mask, pieces = self.actor.head, part.batch.response_mask, self._pieces(vector)
+        moved = {id(p): piece for p, piece in zip(self.parameters, pieces, strict=True)}
+        turned = moved.get(id(head.weight)), moved.get(id(head.bias))
+        size = max(1, PIECE_LOGITS // head.out_features)
+        columns = part.old_states[mask], tangents, part.token_weights[mask]
+        for cells in zip(*(x.split(size) for x in columns), strict=True):
+            yield self._weigh(*cells, *turned)
+
+    @torch.no_grad()
+    def _weigh(
+        self,
+        states: Float[Tensor, "cells width"],
+        tangents: Float[Tensor, "cells width"],
+        token_weights: Float[Tensor, " cells"],
+        weight: Float[Tensor, "vocabulary width"] | None,
+        bias: Float[Tensor, " vocabulary"] | None,
+    ) -> _Cells:
+        """`weight` and `bias` are how the head itself moves, where it learns."""
+        head, temperature = self.actor.head, self.actor.temperature
+
+        def change(states: Tensor) -> Tensor:
+            found = linear(tangents, head.weight, bias)
+            return found if weight is None else found + linear(states, weight)
+
+        log_probs = torch.log_softmax(tempered_logits(head, states, temperature), dim=-1)
+        logits = tempered_logits(change, states, temperature)
+        weighed = logit_curvature(log_probs, logits) * token_weights[:, None]
+        return _Cells(states, logits, weighed)
+
+    def _pieces(self, vector: Float[Tensor, " n"]) -> list[Tensor]:
+        """The vector in the shapes of the parameters."""
+        pieces = vector.split([p.numel() for p in self.parameters])
+        return [x.view_as(p) for x, p in zip(pieces, self.parameters, strict=True)]
 
     def _kl(self, states: Float[Tensor, "rows response width"], part: _Part) -> Tensor:
         per_token = self.actor.full_kl(

@@ -1,0 +1,56 @@
+"""Reading YAML as its standard says: safe, and a key that stands twice in one mapping is an error.
+
+PyYAML would take the last of two equal keys, so that one of two settings would silently not apply.
+"""
+
+from typing import Any
+
+import yaml
+
+
+def load_yaml(text: str) -> Any:
+    """Read one document; an error is a yaml.YAMLError that knows its line."""
+    return _read(_Loader(text))
+
+
+def load_yaml_fast(text: str) -> Any:
+    """Read one of many documents, by libyaml where there is one; it words errors otherwise."""
+    return _read(_FastLoader(text))
+
+
+def _read(loader: Any) -> Any:
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+class _UniqueKeys:
+    """For a loader: check keys as they were written, before merged ones (`<<`) are among them."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        seen = self.__dict__.setdefault("seen", set())
+        if id(node) not in seen:
+            seen.add(id(node))
+            _refuse_repeated_keys(node)
+        super().flatten_mapping(node)
+
+
+class _Loader(_UniqueKeys, yaml.SafeLoader): ...
+
+
+class _FastLoader(_UniqueKeys, getattr(yaml, "CSafeLoader", yaml.SafeLoader)): ...
+
+
+def _refuse_repeated_keys(node: yaml.MappingNode) -> None:
+    first: dict[tuple[str, str], yaml.Mark] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        before = first.setdefault((key.tag, key.value), key.start_mark)
+        if before is not key.start_mark:
+            raise yaml.constructor.ConstructorError(
+                problem=f"{key.value!r} stands here a second time, after line {before.line + 1}; "
+                f"keep one of the two",
+                problem_mark=key.start_mark,
+            )
