@@ -62,7 +62,7 @@ def rows(bench: resume_rows.Bench, share: float) -> list[tuple[str, Callable[[],
         of_inputs("S6", 10),
         of_inputs("S7", 27),
         of_inputs("S8", 1),
-        of_inputs("S9", 16),
+        of_inputs("S9", 21),
         of_inputs("S10", 10),
     ]
 

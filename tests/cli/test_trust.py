@@ -124,3 +124,26 @@ def test_tools_that_ship_need_no_flag(copied):
         **ROOM,
     )
     assert tether.generate("1+1=?", max_tokens=8)
+
+
+def test_a_field_that_only_begins_like_a_typed_one_needs_the_flag(copied):
+    run, canary = copied(**NAMES["reward.kind"])
+    for alike in ("rollout.max_turns", "reward.max_failed_share"):
+        with pytest.raises(UserError, match=r"reward\.kind"):
+            tether.evaluate(run, overrides={alike: 1})
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("use", ["generate", "export"])
+def test_the_base_of_an_adapter_is_fetched_from_the_hub_only_for_a_trusted_run(
+    copied, tmp_path, monkeypatch, use
+):
+    """A whole actor lies in the checkpoint; an adapter's base is where the config says."""
+    run, _ = copied(model__hub=True, model__lora={"rank": 2}, model__actor="someone/model")
+    monkeypatch.setattr("tether.api.latest_checkpoint", lambda run: tmp_path)  # no whole actor
+    uses = {
+        "generate": lambda: tether.generate("1+1=?", model=run, max_tokens=1),
+        "export": lambda: tether.export(run, tmp_path / "exported"),
+    }
+    with pytest.raises(UserError, match=r"model\.hub .*--trust-run"):
+        uses[use]()

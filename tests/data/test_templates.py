@@ -3,7 +3,15 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from tether.data import templates
@@ -195,3 +203,36 @@ def test_a_text_cannot_guess_the_stand_ins(byte_tokenizer):
     before = set(special._stand_ins.values())
     assert all(len(json.dumps(one)) > 20 for one in before)
     assert len(byte_tokenizer) == 260  # the copy learnt them, the tokenizer did not
+
+
+def test_stand_ins_of_messages_are_new_for_every_rendering(byte_tokenizer, monkeypatch):
+    """Text that knew them could end its own piece."""
+    seen: list[str] = []
+
+    def spy(tokenizer, messages, generation):
+        seen.extend(message["content"] for message in messages)
+        return apply(tokenizer, messages, generation)
+
+    apply = templates.apply_template
+    monkeypatch.setattr(templates, "apply_template", spy)
+    for _ in range(2):
+        render_prompt(byte_tokenizer, SPELT)
+    stand_ins = [text for text in seen if text != SPELT]
+    assert len(stand_ins) == len(set(stand_ins)) == 2
+
+
+def test_a_mark_that_text_spells_at_its_beginning_is_not_taken_off():
+    assert templates.plain("<|end|>a").without_leading("<|end|>").text == "<|end|>a"
+    assert templates.marks("<|end|>a").without_leading("<|end|>").text == "a"
+
+
+def test_marks_that_swallow_the_space_beside_them_do_so_beside_text_that_spells_marks():
+    """As Phi 3's do: the line break after its mark of a role is no token."""
+    tokenizer = trained("bytes")
+    swallowing = AddedToken("<|system|>", rstrip=True, lstrip=True, special=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": [swallowing]})
+    tokenizer.chat_template = "a \n<|system|>\n {{ messages[0].content }}"
+    mark = tokenizer.convert_tokens_to_ids("<|system|>")
+    ordinary = render_prompt(tokenizer, "a")
+    assert ordinary == [*tokenizer("a").input_ids, mark, *tokenizer("a").input_ids]
+    assert render_prompt(tokenizer, f"a{SPELT}")[: len(ordinary)] == ordinary

@@ -16,6 +16,7 @@ import yaml
 from faults.attempt import attempt, no_traceback, refused, train
 from faults.hostile_models import Tripwire
 from faults.row import Row, tally
+from faults.spelt_tokens import special_token_cases
 from faults.world import World
 
 SECRET = "hunter2-7f3a9c"
@@ -80,19 +81,13 @@ def _copied(command: str, field: str) -> Case:
     return Case(f"{command} of a run with {field}", run)
 
 
-def _special_tokens(world: World, folder: Path, finished: Path) -> str | None:
-    """The starter's own marks, spelt by a prompt."""
-    from tether.data.templates import render_prompt
-    from tether.models.loading import load_vocabulary_alone
+def _spelt(number: int) -> Case:
+    """Special tokens spelt by a prompt, a role, a response, a conversation, the policy, a tool."""
 
-    tokenizer = load_vocabulary_alone(str(world.model)).tokenizer
-    special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+    def run(world: World, folder: Path, finished: Path) -> str | None:
+        return special_token_cases(world, folder)[number]()
 
-    def count(text: str) -> int:
-        return sum(i in special for i in render_prompt(tokenizer, text))
-
-    spelt = "".join(tokenizer.get_added_vocab()) or tokenizer.eos_token
-    return None if count(spelt) == count("plain") else f"{spelt!r} became control ids"
+    return Case(f"special tokens spelt in text, {number}", run)
 
 
 def _secret_in_address(world: World, folder: Path, finished: Path) -> str | None:
@@ -189,7 +184,6 @@ def _status_with(port: int, head: str, body: str) -> int:
 
 CASES = [
     _copied("generate", "rollout.tools.0.kind"),
-    Case("special tokens in a prompt", _special_tokens),
     Case("a password in an address", _secret_in_address),
     Case("the page beyond loopback", _page_beyond_loopback),
     Case("a secret among a reward's arguments, exported", _secret_in_export),
@@ -204,4 +198,5 @@ CASES = [
     _copied("generate", "rollout.tools.0.url"),
     _copied("trace", "rollout.tools.0.url"),
     _copied("eval", "rollout.tools.0.url"),
+    *map(_spelt, range(6)),
 ]

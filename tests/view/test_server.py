@@ -17,7 +17,7 @@ from helpers import read_jsonl
 
 from tether.run.glossary import METRICS, TIMINGS
 from tether.run.lock import RunLock
-from tether.view import answers, files
+from tether.view import answers, files, source
 from tether.view.rows import summary
 from view.conftest import MadeRun, client_of
 
@@ -489,6 +489,15 @@ def test_a_huge_row_is_counted_and_not_held(made, ask):
     assert "000000.jsonl, line 2 has 209,7" in problem
     assert "not shown" in problem
     assert peak < 150 << 20
+
+
+def test_rows_beyond_what_is_held_of_a_file_are_counted_off(made, ask, monkeypatch):
+    monkeypatch.setattr(source, "MAX_ROWS_BYTES", 100)
+    path = made.directory / "rollouts" / "000000.jsonl"
+    path.write_text("".join(f'{{"schema": 1, "row": {i}, "prompt": "a"}}\n' for i in range(5)))
+    body = ask("/rollouts/0")
+    assert [row["row"] for row in body["rows"]] == [0, 1]  # 39 bytes each
+    assert body["problems"] == ["000000.jsonl is shown up to line 2: the rest is beyond 100 bytes."]
 
 
 def test_the_length_of_a_row_is_what_the_policy_wrote():
