@@ -248,7 +248,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_three_end_the_stage(
     with pytest.raises(tether.errors.RunStopped, match="not finite"):
         api.sft(sft_config)
     events = read_jsonl(Path(sft_config["run"]["dir"]) / "events.jsonl")
-    assert [event["kind"] for event in events] == ["non_finite_step"] * 3
+    assert [event["kind"] for event in events] == [*["non_finite_step"] * 3, "stopped"]
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_along_a_cosine(sft_config):
