@@ -3,6 +3,7 @@
 import pytest
 from conftest import tiny_llama
 
+from tether.cli.overrides import one_word
 from tether.errors import UserError
 from tether.models.loading import load_vocabulary
 from tether.recipes import load_config
@@ -21,6 +22,11 @@ from tether.recipes import load_config
 def test_a_word_of_another_system_or_a_slip_is_answered_with_the_field(typed, meant):
     with pytest.raises(UserError, match=rf"Unknown field .*; did you mean {meant}\?"):
         load_config("arithmetic", {typed: 4})
+
+
+def test_words_with_an_equals_sign_are_told_how_fields_are_written():
+    with pytest.raises(UserError, match=r"Write --actor.lr 1e-6 in place of actor\.lr=1e-6\."):
+        one_word(["arithmetic", "actor.lr=1e-6"], "", "recipe")
 
 
 @pytest.mark.parametrize("typed", ["rollout.qq", "actor.zz"])

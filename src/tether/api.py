@@ -15,6 +15,7 @@ from tether.data.chat_templates import fix_date
 from tether.data.prompts import Reading
 from tether.data.templates import render_prompt
 from tether.errors import UserError
+from tether.explain.subject import is_ppo_run
 from tether.explain.trace import trace_prompt
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
 from tether.recipes import load_config, read_recipe, validate_config
@@ -34,6 +35,7 @@ from tether.train.elsewhere import build_elsewhere, evaluate_elsewhere
 from tether.train.evaluate import Evaluation
 from tether.train.evaluate import evaluate as evaluate_roles
 from tether.train.export import export_run
+from tether.train.inputs import refuse_lost_reward
 from tether.train.loop import Result
 from tether.train.planning.plan import Plan
 from tether.train.planning.preview import preview
@@ -107,9 +109,10 @@ def evaluate(
     """Score a run's newest checkpoint, or a model directory, on a recipe's held-out prompts.
 
     A run of PPO brings its own recipe; one of `tether sft` has no task, so the recipe is `recipe`.
-    With `trust_run`, Python files and addresses that a run's config names are used.
+    `reward` is a plain function, used instead of `reward.kind`; a run that was trained with one
+    needs it. With `trust_run`, Python files and addresses that a run's config names are used.
     """
-    run = Path(model) if _is_ppo_run(Path(model)) else None
+    run = Path(model) if is_ppo_run(Path(model)) else None
     recipe = recipe if run is None else run / CONFIG
     began = load_config(recipe).model
     adapted = run is not None and began.lora is not None
@@ -120,6 +123,8 @@ def evaluate(
     if run is not None and not trust_run:
         used = ("model", "rollout") if reward is not None else SECTIONS
         refuse_untrusted(run, config.to_dict(), used, typed=[*(overrides or {})])
+    if run is not None and reward is None:
+        refuse_lost_reward(run, overrides or {})
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)
     try:
@@ -128,15 +133,11 @@ def evaluate(
         if roles.heldout_prompts is None:
             raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
         prompts = roles.heldout_prompts.first(config.train.eval_prompts)
-        evaluation, _ = evaluate_roles(0, prompts, roles, config)
+        done = 0 if run is None else int(latest_checkpoint(run).name)
+        evaluation, _ = evaluate_roles(done, prompts, roles, config)
         return evaluation
     finally:
         roles.reward.close()
-
-
-def _is_ppo_run(path: Path) -> bool:
-    """Whether it is a run of `tether train`, and not of a stage before it."""
-    return is_run(path) and read_recipe(path / CONFIG).get("stage") is None
 
 
 def evaluate_endpoint(

@@ -1,7 +1,13 @@
-"""The table at the end of a run."""
+"""What a run prints at its end."""
 
-from tether.cli.display import results_table
+from pathlib import Path
+
+import pytest
+
+from tether.cli.display import Display, results_table
+from tether.recipes import load_config
 from tether.train.evaluate import Estimate, Evaluation
+from tether.train.loop import Result
 
 
 def evaluation(mean: float, calls: float | None) -> Evaluation:
@@ -18,3 +24,12 @@ def test_the_results_tell_how_often_tools_were_called():
 
 def test_without_tools_there_is_no_line_for_them():
     assert "calls" not in results_table(evaluation(0.2, None), evaluation(0.9, None))
+
+
+@pytest.mark.parametrize(("tools", "flag"), [([], ""), (["my_tools.py:weather"], " --trust-run")])
+def test_the_next_command_is_one_that_works(capsys, tools, flag):
+    room = {"rollout.max_response_tokens": 384}
+    config = load_config("arithmetic", {"rollout.tools": tools, **room})
+    result = Result(Path("runs/a"), 1, None, None, train_seconds=1.0, interrupted=None)
+    Display(config).summary(result)
+    assert capsys.readouterr().out.endswith(f"Next: tether generate Hello --model runs/a{flag}\n")

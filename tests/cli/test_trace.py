@@ -135,6 +135,24 @@ def test_the_newest_run_is_traced_by_default(tether, tiny_model_dir, tiny_data):
     assert f"model: runs{'/'}arithmetic-001" in out
 
 
+def test_a_run_of_a_stage_is_traced_with_the_data_and_reward_that_ship(
+    tmp_path, tiny_model_dir, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "1+1=?", "response": "2"}] * 2
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "threads": 1,
+        "run": {"dir": "stage"},
+        "model": {"start": tiny_model_dir},
+        "data": {"train": "rows.jsonl"},
+        "train": {"passes": 1, "minibatch_rows": 2},
+    }
+    api.sft(settings)
+    record = api.trace("1+1=?", "stage", columns={"answer": "2"}, overrides={"threads": 1})
+    assert record["model"].endswith("actor")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -143,6 +161,7 @@ def test_the_newest_run_is_traced_by_default(tether, tiny_model_dir, tiny_data):
         (["hello"], "The reward asks for 'answer'"),
         (["1+1=?", "--column", "answer"], "--column 'answer' has no name and value"),
         (["1+1=?", "--model", "nowhere"], "No model at 'nowhere'"),
+        (["hello", "--model", "nowhere"], "No model at 'nowhere'"),  # before the reward's column
         (["1+1=?", "--model", "no.yaml"], "No recipe or YAML file 'no.yaml'"),
         (["1+1=?", "--json", "no/t.json"], "no/t.json cannot be written: no is no directory."),
         (["1+1=?", "--actor.lrr", "1"], "Unknown field actor.lrr"),

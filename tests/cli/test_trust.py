@@ -35,7 +35,7 @@ def plain_run(tiny_model_dir, tiny_data, tmp_path_factory):
         "actor": {"minibatch_rows": 4},
         "train": {"iterations": 1, "eval_prompts": 2},
     }
-    tether.train(config, reward=distinct_letters)
+    tether.train(config)
     return folder / "run"
 
 

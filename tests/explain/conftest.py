@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import yaml
 from helpers import changed, distinct_letters
@@ -40,4 +42,8 @@ def trained_run(tmp_path_factory, tiny_model_dir, tiny_data) -> str:
         "actor": {"lr": 1e-3, "epochs": 2, "minibatch_rows": 6},
         "train": {"iterations": 3},
     }
-    return str(tether.train(config, reward=distinct_letters).run)
+    run = tether.train(config, reward=distinct_letters).run
+    # Tests trace it by the rule of its config, which hardly ever has a score to learn from.
+    path = run / "fingerprint.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "python_reward": False}))
+    return str(run)

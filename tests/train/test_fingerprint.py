@@ -319,3 +319,23 @@ def test_why_a_run_stopped_itself_stands_in_the_run(world, tmp_path, monkeypatch
         tether.train(config, watch=Stops())
     last = read_jsonl(tmp_path / "run" / "events.jsonl")[-1]
     assert (last["kind"], last["message"]) == ("stopped", "the moon was full")
+
+
+def test_a_reward_handed_over_in_python_is_not_replaced_by_the_one_of_the_config(
+    tiny_config, tmp_path
+):
+    config = changed(tiny_config, reward__kind="exact_answer", train__iterations=1)
+    tether.train(config, reward=lambda response: -float(len(response)))
+    run = tmp_path / "run"
+    more = {"train.iterations": 2}
+    with pytest.raises(UserError, match=r"the reward, a function handed over in Python then"):
+        tether.resume(run, more)
+    with pytest.raises(UserError, match="pass it again as reward="):
+        tether.evaluate(str(run))
+    with pytest.raises(UserError, match="pass it again as reward="):
+        tether.trace("0+1=?", str(run))
+    tether.resume(run, more, reward=lambda response: -float(len(response)))
+    found = tether.evaluate(str(run), reward=lambda response: -float(len(response)))
+    assert found.iteration == 2
+    assert found.sampled.mean <= 0  # and not the share of right answers
+    assert tether.evaluate(str(run), overrides={"reward.kind": "exact_answer"}).sampled.mean >= 0

@@ -4,6 +4,7 @@ from helpers import changed, read_jsonl
 
 from tether import api
 from tether.recipes import validate_config
+from tether.train.noise import NoiseNotice
 from tether.train.watch import Watcher
 
 
@@ -54,3 +55,11 @@ def test_a_healthy_run_is_told_nothing(tiny_config, tmp_path):
     reward = lambda response: len(set(response)) / 8  # noqa: E731
     api.train(validate_config(changed(tiny_config, **fields)), reward, heard)
     assert heard.warnings == []
+
+
+def test_tools_that_nobody_calls_are_said_once_per_stretch():
+    notice = NoiseNotice()
+    means = [0.5, 0.0, 0.0, 0.25, 0.0]
+    said = [[e.kind for e in notice.read({"tools/calls_mean": mean})] for mean in means]
+    assert said == [[], ["tools_not_called"], [], [], ["tools_not_called"]]
+    assert NoiseNotice().read({"score/mean": 0.0}) == []  # a run without tools

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tether.cli.text import ReadingLines, printable, score_text, table
 from tether.config import Config
 from tether.dist.environment import launched_rank
+from tether.run.trust import FLAG, code_and_addresses
 from tether.train.evaluate import Evaluation
 from tether.train.loop import Result
 from tether.train.outcome import Outcome
@@ -122,7 +123,9 @@ class Display(Watcher):
             self.console.print(results_table(result.before, result.after), markup=False)
             self.console.print()
         self._say(f"{done} in {seconds} of training; everything is in {result.run}")
-        self._say(f"Next: tether generate {shlex.quote(self.prompt)} --model {result.run}")
+        trusted = f" {FLAG}" if any(code_and_addresses({"rollout": c.to_dict()["rollout"]})) else ""
+        prompt = shlex.quote(self.prompt)
+        self._say(f"Next: tether generate {prompt} --model {result.run}{trusted}")
 
     def _say(self, line: str) -> None:
         self.console.print(printable(line), markup=False)

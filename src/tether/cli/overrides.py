@@ -71,6 +71,10 @@ def _read_value(name: str, value: str, schema: "type[BaseModel] | None") -> Any:
 
 def one_word(plain: list[str], default: str, what: str) -> str:
     if len(plain) > 1:
+        for word in plain:
+            name, equals, value = word.partition("=")
+            if equals and "." in name:
+                raise UserError(f"Write --{name} {value} in place of {word}.")
         raise UserError(f"Expected one {what}, got {' '.join(plain)}.")
     return plain[0] if plain else default
 

@@ -9,7 +9,8 @@ from safetensors import SafetensorError
 
 from tether.config import Config
 from tether.errors import UserError
-from tether.recipes import load_config, shipped_recipes
+from tether.models.loading import find_model
+from tether.recipes import load_config, read_recipe, shipped_recipes
 from tether.run.checkpoints import latest_checkpoint
 from tether.run.directory import CONFIG, is_run
 from tether.train.checkpoint import load_checkpoint, read_progress, read_state
@@ -30,14 +31,22 @@ class Subject:
 def find_subject(name: str, overrides: Mapping[str, Any]) -> Subject:
     """A run brings its own config, critic and beta; dotted overrides are laid over all of it."""
     path = Path(name)
-    if is_run(path):
+    if is_ppo_run(path):
         config, checkpoint = load_config(path / CONFIG, overrides), latest_checkpoint(path)
         return Subject(name, config, _controls_of_run(checkpoint, config, overrides), checkpoint)
+    if is_run(path):  # of a stage: weights, and neither data nor a reward for PPO
+        name = str(latest_checkpoint(path) / "actor")
     if name in shipped_recipes() or path.suffix in (".yaml", ".yml"):
         config = load_config(name, overrides)
     else:
         config = load_config(RECIPE, {"model.actor": name, **overrides})
+        find_model(config.model.actor, config.model.hub)  # before anything is asked of its data
     return Subject(name, config, first_controls(config), checkpoint=None)
+
+
+def is_ppo_run(path: Path) -> bool:
+    """Return whether it is a run of `tether train`, and not of a stage before it."""
+    return is_run(path) and read_recipe(path / CONFIG).get("stage") is None
 
 
 def _controls_of_run(checkpoint: Path, config: Config, overrides: Mapping[str, Any]) -> Controls:

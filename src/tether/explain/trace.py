@@ -57,6 +57,7 @@ from tether.rewards.scorers import ChildScorer
 from tether.run.directory import SCHEMA
 from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.run.writer import shortest_floats
+from tether.train.inputs import refuse_lost_reward
 from tether.train.iteration import run_iteration
 from tether.train.outcome import Outcome
 from tether.train.record import rollout_rows
@@ -98,6 +99,8 @@ def trace_prompt(
     if subject.checkpoint is not None and not trust_run:
         used = ("model", "rollout") if reward is not None else SECTIONS
         refuse_untrusted(Path(model), subject.config.to_dict(), used, typed=[*(overrides or {})])
+    if subject.checkpoint is not None and reward is None:
+        refuse_lost_reward(Path(model), overrides or {})
     found = find_columns(prompt, columns or {}, subject.config, reward)
     torch.set_num_threads(subject.config.threads)
     config, roles = _build(subject, prompt, found.values, reward)

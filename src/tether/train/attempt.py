@@ -89,7 +89,9 @@ def begin(config: Config, reward: Reward | None, watch: Watcher) -> Result:
         tried = _try(roles, config)
         plan = make_plan(config, roles)
         from_first(lambda: check_disk(plan, settings.dir or RUNS))
-        fingerprint = from_first(lambda: take_fingerprint(config, watch.preparing))
+        fingerprint = from_first(
+            lambda: take_fingerprint(config, watch.preparing, reward is not None)
+        )
         roles = replace(roles, inputs=fingerprint.inputs)
         run = from_first(
             lambda: create_run_directory(settings.dir, settings.name, settings.overwrite)
@@ -119,7 +121,7 @@ def go_on(
         start = from_first(lambda: find_start(run, config))
         if start.finished:
             return finished_result(run, config, read_evaluations(run))
-        now = from_first(lambda: take_fingerprint(config, watch.preparing))
+        now = from_first(lambda: take_fingerprint(config, watch.preparing, reward is not None))
         changes = from_first(lambda: find_changes(start, now, config))
         refuse_changes(changes, allow_changed)
         torch.set_num_threads(config.threads)

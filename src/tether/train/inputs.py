@@ -7,13 +7,14 @@ every resume, also before the first checkpoint:
     config      the fields that it was started with
     inputs      SHA-256 of every file that it reads, by config field: whole files
     versions    of the libraries that its numbers depend on
+    python_reward  whether its reward was a function handed over in Python, which no file holds
 """
 
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,11 +51,28 @@ class Fingerprint:
     config: Mapping[str, Any]
     inputs: Inputs
     versions: Mapping[str, str]
+    python_reward: bool = False
 
 
-def take_fingerprint(config: Config, say: Say) -> Fingerprint:
+def take_fingerprint(config: Config, say: Say, python_reward: bool = False) -> Fingerprint:
     """Hash everything that the run reads. `say` is told how far it is, if it takes long."""
-    return Fingerprint(os.getcwd(), config.to_dict(), hash_inputs(config, say), versions())
+    inputs = hash_inputs(config, say)
+    return Fingerprint(os.getcwd(), config.to_dict(), inputs, versions(), python_reward)
+
+
+def refuse_lost_reward(run: Path, typed: Collection[str]) -> None:
+    """Refuse to score a run by `reward.kind` that was trained by a function of the caller's.
+
+    `typed` are the dotted fields that the caller gave, in place of the run's own.
+    """
+    fingerprint = read_fingerprint(run)
+    if fingerprint is None or not fingerprint.python_reward:
+        return
+    if not any(field.startswith("reward.") for field in typed):
+        raise UserError(
+            f"{run} was trained with a reward handed over in Python, which its files do not hold; "
+            f"pass it again as reward=…, or name one: --reward.kind FILE.py:FUNCTION."
+        )
 
 
 def versions() -> dict[str, str]:

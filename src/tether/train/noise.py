@@ -1,7 +1,7 @@
 """Notices of a run from which nothing can be learnt any more.
 
-Two signs, both read off the metrics of an iteration. They are said once per stretch, and nothing is
-stopped: a run may recover, and who watches it decides.
+Three signs, all read off the metrics of an iteration. They are said once per stretch, and nothing
+is stopped: a run may recover, and who watches it decides.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,10 @@ class NoiseNotice:
     def __init__(self) -> None:
         self.flat = 0
         self.jumped = False
+        self.silent = False
 
     def read(self, metrics: Mapping[str, float]) -> list[Event]:
-        return [*self._flat(metrics), *self._jump(metrics)]
+        return [*self._flat(metrics), *self._jump(metrics), *self._silence(metrics)]
 
     def _flat(self, metrics: Mapping[str, float]) -> list[Event]:
         alike = metrics.get("score/std") == 0
@@ -52,5 +53,20 @@ class NoiseNotice:
                 f"one iteration moved the policy by actor/approx_kl = {moved:.2g} nats per token, "
                 f"where 0.02 is usual: what it had learnt is likely lost; lower actor.lr, "
                 f"actor.epochs or actor.entropy_coef, or set actor.stop_kl",
+            )
+        ]
+
+    def _silence(self, metrics: Mapping[str, float]) -> list[Event]:
+        silent = metrics.get("tools/calls_mean") == 0
+        news = silent and not self.silent
+        self.silent = silent
+        if not news:
+            return []
+        return [
+            Event(
+                "tools_not_called",
+                "no response of this iteration called a tool or the environment, so that nothing "
+                "is learnt about using it; the prompt must describe the marks, and the policy must "
+                "write them now and then: see 'Tools' in docs/search.md",
             )
         ]

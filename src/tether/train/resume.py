@@ -68,6 +68,7 @@ class Start:
     written: Mapping[str, Any] = field(default_factory=dict)  # the config it was started with
     inputs: Mapping[str, Any] = field(default_factory=dict)  # files, as they were then
     versions: Mapping[str, str] = field(default_factory=dict)
+    python_reward: bool | None = None  # None: a run of the first version, which does not say
     damaged: Mapping[Path, str] = field(default_factory=dict)  # newer ones, and what is wrong
 
 
@@ -111,6 +112,7 @@ def find_start(run: Path, config: Config) -> Start:
         written=written["config"],
         inputs=written["inputs"],
         versions=written.get("versions", {}),
+        python_reward=written.get("python_reward"),
         damaged=damaged,
     )
 
@@ -132,7 +134,19 @@ def find_changes(start: Start, now: Fingerprint, config: Config) -> list[str]:
         inputs = changed_inputs(start.inputs, now.inputs)
     else:  # a run of the first version, without a checkpoint
         inputs = []
-    return [*fields, *inputs, *changed_versions(start.versions, now.versions)]
+    return [
+        *fields,
+        *inputs,
+        *changed_versions(start.versions, now.versions),
+        *_changed_reward(start.python_reward, now.python_reward),
+    ]
+
+
+def _changed_reward(before: bool | None, now: bool) -> list[str]:
+    said = {True: "a function handed over in Python", False: "the one of reward.kind"}
+    if before in (None, now):
+        return []
+    return [f"the reward, {said[before]} then and {said[now]} now"]
 
 
 def _changed_since_first_version(before: Mapping[str, str], config: Config) -> list[str]:

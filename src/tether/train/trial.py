@@ -32,7 +32,8 @@ class Trial:
     def why(self) -> str:
         """The response that was scored, and what went wrong."""
         problem = "" if self.verdict.problem is None else f": {self.verdict.problem}"
-        return f"for the response {shortened(self.response)!r}{problem}"
+        made_up = "made-up " if self.response == NO_ANSWER else ""
+        return f"for the {made_up}response {shortened(self.response)!r}{problem}"
 
 
 def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
