@@ -1,5 +1,6 @@
 """Trap 5 at run time: the check at the start lets a sound run through, and stops others."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -84,3 +85,32 @@ def test_token_rewards_that_do_not_add_up_stop_the_run(error):
     rewards[0, 0] += error
     with pytest.raises(RunStopped, match="Token rewards"):
         check_rewards_add_up(rewards, scores, kl, 0.1)
+
+
+def test_the_check_keeps_no_more_for_a_backward_pass_than_an_update_does(build, monkeypatch):
+    """The plan of `tether check` knows the updates' microbatches only."""
+    roles, config = build(actor__minibatch_rows=2, actor__microbatch_tokens=10_000)
+    alive, at_start, rows = weakref.WeakSet(), [], []
+    states = roles.actor.states
+
+    class Kept:
+        def __init__(self, tensor):
+            self.tensor = tensor.detach()  # an output with its graph would keep itself alive
+
+    def keep(tensor):
+        kept = Kept(tensor)
+        alive.add(kept)
+        return kept
+
+    def watched(sequences):
+        if torch.is_grad_enabled():
+            at_start.append(len(alive))
+            rows.append(len(sequences.ids))
+        return states(sequences)
+
+    monkeypatch.setattr(roles.actor, "states", watched)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
+        check_start(roles, config)
+    assert max(rows) == 2
+    assert len(rows) > 1
+    assert at_start == [0] * len(rows)

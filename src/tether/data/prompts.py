@@ -17,7 +17,7 @@ from tether.data.shapes import Prompt, names, prompt_of, readable, require, rewa
 from tether.errors import UserError
 from tether.types import Prompts
 
-BATCH = 4096  # rows that are encoded together
+BATCH = 8192  # rows that are encoded together
 Reading = Callable[[str, int], None]  # a file, and how many of its rows have been read
 
 

@@ -72,7 +72,8 @@ def reward_columns(
     nested = row.get("reward_model")
     if isinstance(nested, dict) and "ground_truth" in nested:
         columns.setdefault("ground_truth", nested["ground_truth"])
-    return {**columns, **{name: _look_up(columns, path) for name, path in renamed.items()}}
+    found = {name: _look_up(columns, path) for name, path in renamed.items()}
+    return {**columns, **found} if found else columns
 
 
 def _look_up(columns: Mapping[str, Any], path: str) -> Any:

@@ -6,9 +6,25 @@ width 512 learnt on 1000 and 2000 tokens, the process grew by 1.41 to 1.54 times
 with every block mapped (M_MMAP_THRESHOLD) by 1.02 times, but took a fifth to a third more time.
 """
 
+import contextlib
+import ctypes
+
 MAPPED, HOLES = 2**25, 1.45
+WORTH_GIVING_BACK = 2**26  # bytes; walking the heap and taking pages anew costs time as well
 
 
 def taken(size: int, device: str) -> int:
     """Bytes that a block of so many takes in the long run."""
     return round(HOLES * size) if device == "cpu" and size < MAPPED else size
+
+
+def give_back(freed: int) -> None:
+    """Return the pages of freed blocks to the system, if so many bytes of them are worth it.
+
+    A sampler's merged and packed weights are many small blocks between others that stay. The
+    larger activations of an update do not fit into the holes, which glibc would keep: both lay in
+    memory at once. Other C libraries have no such call and are left alone.
+    """
+    if freed >= WORTH_GIVING_BACK:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)

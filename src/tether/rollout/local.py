@@ -12,11 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.data.collate import pad_left, pad_right
-from tether.models.adapters import adapter_merged
+from tether.models.adapters import adapter_merged, merged_bytes
 from tether.models.cache import SlotCache
 from tether.models.forward import read_on, read_prompts, trunk
 from tether.models.heads import tempered_logits
-from tether.models.packing import packed
+from tether.models.heap import give_back
+from tether.models.packing import packed, packed_bytes
 from tether.rollout.choose import choose_tokens
 from tether.rollout.episode import Done, Draw, Episode, Greedy, Observe, calls_of
 from tether.rollout.turns import answer_all
@@ -102,6 +103,8 @@ class LocalSampler:
         rows = [Row(*pair) for pair in zip(numbers, episodes, strict=True)]
         with adapter_merged(self.model), packed(self.model):
             self._decode(rows, choice)
+        kind = self.model.device.type
+        give_back(merged_bytes(self.model, kind) + packed_bytes(self.model, kind))
         float_type = torch.promote_types(self.model.dtype, torch.float32)
         return collate(rows, float_type, self.model.device)
 

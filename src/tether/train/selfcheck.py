@@ -1,17 +1,22 @@
 """Does what must hold in theory hold on this machine, with this model, today?"""
 
+import math
+from collections.abc import Iterator
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tether.algo.kl import k1
 from tether.algo.rewards import place_scores, shape_rewards
 from tether.config import Config
 from tether.data.collate import join, microbatches
+from tether.dist.world import world
 from tether.errors import RunStopped
+from tether.models.policy import Policy
 from tether.rollout.episode import Draw
 from tether.train.roles import Roles
-from tether.types import Scores
+from tether.types import Scores, Sequences
 
 PROMPTS = 16
 RATIO_TOLERANCE = 1e-5
@@ -38,19 +43,17 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     the actor's weights, as in a fresh run, the KL is 0. The sampler's log-probs are the training
     forward's.
     """
-    prompts = roles.train_prompts.first(PROMPTS)
+    prompts = roles.train_prompts.first(min(PROMPTS, config.rows))
     roles.sampler.sync(roles.actor.model, 0)
     rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "self-check", 0))
     sequences, mask = join(rollout), rollout.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     new_log_probs = torch.zeros_like(old_log_probs)
-    # As an update reads them, in its microbatches: what fits there has to fit here.
-    actor, most = roles.actor, config.actor.microbatch_tokens
-    for rows in microbatches(sequences, most, actor.cells_at_once):
+    for rows in _microbatches(sequences, roles.actor, config):
         part = sequences.select(rows)
-        found, _ = actor.read(actor.states(part), part, mask[rows, : part.width])
-        new_log_probs[rows, : part.width] = found.detach()
+        found = _read_with_gradients(roles.actor, part, mask[rows, : part.width])
+        new_log_probs[rows, : part.width] = found
 
     exact = config.model.dtype != "bfloat16"
     ratio_gap = _largest(new_log_probs - old_log_probs)
@@ -75,6 +78,26 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     rewards = shape_rewards(place_scores(scores.values, mask), kl, beta)
     check_rewards_add_up(rewards, scores, kl, beta)
     return ", ".join([*parts, "rewards = score - beta*KL"])
+
+
+def _microbatches(
+    sequences: Sequences, actor: Policy, config: Config
+) -> Iterator[Int[Tensor, " some"]]:
+    """Row numbers in groups as large as those of an update, at most: `tether check` plans for
+    updates, so what fits in memory there has to fit here."""
+    own_rows = math.ceil(config.actor.minibatch_rows / world().replicas)
+    for rows in torch.arange(len(sequences.ids), device=sequences.ids.device).split(own_rows):
+        limits = config.actor.microbatch_tokens, actor.cells_at_once
+        for group in microbatches(sequences.select(rows), *limits):
+            yield rows[group]
+
+
+def _read_with_gradients(
+    actor: Policy, part: Sequences, mask: Bool[Tensor, "rows response"]
+) -> Float[Tensor, "rows response"]:
+    """Log-probs by the path of an update. The graph is gone on return, before the next is made."""
+    log_probs, _ = actor.read(actor.states(part), part, mask)
+    return log_probs.detach()
 
 
 def _largest(gap: Tensor) -> float:
