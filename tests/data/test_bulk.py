@@ -117,7 +117,7 @@ def test_whoever_waits_for_a_long_file_is_told_how_far_it_is(tmp_path, starter):
     load_prompts(
         str(path), DataSection(train=str(path)), starter, reading=lambda *words: told.append(words)
     )
-    assert told == [(str(path), 4096), (str(path), 8192), (str(path), 9000)]
+    assert told == [(str(path), 8192), (str(path), 9000)]
 
 
 def test_a_row_beyond_those_that_are_compared_is_read_with_the_same_care(byte_tokenizer):
