@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 from typer.testing import CliRunner
 
@@ -60,13 +61,16 @@ def with_demo_table(text: str) -> str:
 
 @cache
 def output_of(command: str) -> str:
-    """What `tether …` prints; run in this process, so that torch is imported once."""
+    """What `tether …` prints; run in this process, so that torch is imported once. What a plan says
+    of the machine at hand, its free memory and its speed, is left out."""
     from tether.cli.main import app
 
     program, *arguments = shlex.split(command)
     if program != "tether":
         raise SystemExit(f"Only tether's own commands are run, not {command!r}.")
-    result = CliRunner(env={"COLUMNS": COLUMNS}).invoke(app, arguments, catch_exceptions=False)
+    runner = CliRunner(env={"COLUMNS": COLUMNS})
+    with mock.patch("tether.train.planning.preview.this_machine", return_value=None):
+        result = runner.invoke(app, arguments, catch_exceptions=False)
     if result.exit_code != 0:
         raise SystemExit(f"{command!r} ended with exit code {result.exit_code}:\n{result.output}")
     return "\n".join(line.rstrip() for line in result.stdout.strip("\n").splitlines())

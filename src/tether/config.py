@@ -700,8 +700,7 @@ class TrainSection(Section):
     eval_prompts: PositiveInt = 512
     """held-out prompts an evaluation uses, from the top of the file"""
     checkpoint_every: NonNegativeInt = 10
-    """save every so many iterations, so that a kill costs no more, at the end and on a signal;
-    0 = never"""
+    """save every so many iterations, besides at the end and on a signal; 0 = never"""
     keep_last: PositiveInt = 2
     """newest checkpoints kept"""
     keep_best: NonNegativeInt = 1

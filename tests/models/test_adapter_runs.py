@@ -190,7 +190,7 @@ def test_eval_generate_and_trace_read_a_run_with_adapters(finished, config):
         tether.generate("3+1=?", model=config["model"]["actor"]),
     )
     assert merged != plain, "the adapter was trained hard enough to show"
-    traced = api.trace("3+1=?", run, columns={"answer": "4"})
+    traced = api.trace("3+1=?", run, reward=distinct_letters)
     assert any(traced["tokens"]["kl"])
 
 
