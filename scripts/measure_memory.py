@@ -86,11 +86,12 @@ CASES = {
         rollout={"prompts": 4, "samples_per_prompt": 2, "max_response_tokens": 80},
     ),
     "bfloat16": Case(
-        "grpo in bfloat16",
+        "grpo, LoRA on a bfloat16 base",
         {**LARGE, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8},
         {
             "advantage.estimator": "grpo",
             "model.dtype": "bfloat16",
+            "model.lora.rank": 16,
             "actor.microbatch_tokens": 512,
         },
         rollout={"prompts": 2, "samples_per_prompt": 2, "max_response_tokens": 80},

@@ -16,6 +16,7 @@ from tether.recipes import (
     shipped_recipes,
     validate_config,
 )
+from tether.stages import RewardModelConfig, SFTConfig
 from tether.strict_yaml import load_yaml
 
 SMALL = {
@@ -481,3 +482,42 @@ def test_a_merged_key_may_be_given_again():
     """`<<` is there to be overridden, also by what is merged a second time."""
     text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\n"
     assert load_yaml(text)["c"] == {"x": 2, "y": 3}
+
+
+BASE = {"model__dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("dotted", "field"),
+    [
+        (BASE, "model.dtype"),
+        (BASE | {"advantage__estimator": "grpo"}, "model.dtype"),
+        (BASE | {"critic": {"shared_trunk": True}}, "model.dtype"),
+        (BASE | {"model__lora": {"rank": 2}}, "model.critic_dtype"),
+        ({"model__critic_dtype": "bfloat16"}, "model.critic_dtype"),
+    ],
+)
+def test_weights_that_learn_are_not_bfloat16(dotted, field):
+    with pytest.raises(UserError, match=rf"{field} is bfloat16, .*; write {field}: float32, or"):
+        configured(SMALL, **dotted)
+
+
+@pytest.mark.parametrize(
+    "dotted",
+    [
+        {"model__reference_dtype": "bfloat16"},
+        BASE | {"model__lora": {"rank": 2}, "model__critic_lora": {"rank": 2}},
+        BASE | {"model__lora": {"rank": 2}, "model__critic_dtype": "float32"},
+        BASE | {"model__lora": {"rank": 2}, "critic": {"shared_trunk": True}},
+        BASE | {"model__lora": {"rank": 2}, "advantage__estimator": "grpo"},
+    ],
+)
+def test_weights_that_do_not_learn_may_be_bfloat16(dotted):
+    configured(SMALL, **dotted)
+
+
+@pytest.mark.parametrize("schema", [SFTConfig, RewardModelConfig])
+def test_a_stage_does_not_learn_in_bfloat16(schema):
+    mapping = {"model": {"start": "m", "dtype": "bfloat16"}, "data": {"train": "d"}}
+    with pytest.raises(UserError, match=r"model: dtype is bfloat16, .*; write float32"):
+        validate_config(mapping, schema)

@@ -82,6 +82,8 @@ class RunSection(Section):
 
 
 Dtype = Literal["float32", "float64", "bfloat16"]
+# Its 8 bits hold no small step: at a learning rate of 1e-6, 99 of 100 weights would never move.
+TOO_COARSE_TO_LEARN = "bfloat16"
 
 
 class LoraSection(Section):
@@ -107,7 +109,7 @@ class ModelSection(Section):
     hub: bool = False
     """let a name that is no directory be fetched from the Hugging Face hub"""
     dtype: Dtype = "float32"
-    """number format of the actor's weights, and of the others unless they have one below"""
+    """number format of all weights without one below; bfloat16 only for those that do not learn"""
     reference_dtype: Dtype | None = None
     """number format of the reference's weights"""
     critic_dtype: Dtype | None = None
@@ -602,11 +604,9 @@ class TrpoUpdate(Section):
     max_kl: PositiveFloat = 0.01
     """delta: the largest mean KL a token from the old to the new policy, exact, in nats"""
     cg_iterations: PositiveInt = 10
-    """conjugate-gradient iterations"""
+    """conjugate-gradient iterations; each reads all rows, forward and backward"""
     damping: PositiveFloat = 0.1
     """added to the Fisher matrix's diagonal while solving"""
-    fisher_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """share of the rows that Fisher products use, evenly spaced; length and bound see all rows"""
     backtracks: NonNegativeInt = 10
     """times the step may be shortened before it is refused"""
     backtrack_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.7
@@ -929,6 +929,23 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _what_learns_is_fine_enough(self) -> Config:
+        model = self.model
+        learns = {"dtype": (model.dtype, model.lora)}
+        if self.has_critic and not self.critic.shared_trunk:
+            learns["critic_dtype"] = (model.critic_dtype or model.dtype, model.critic_lora)
+        for field, (dtype, adapter) in learns.items():
+            if dtype == TOO_COARSE_TO_LEARN and adapter is None:
+                lora = "lora" if field == "dtype" else "critic_lora"
+                raise ValueError(
+                    f"model.{field} is bfloat16, in which a weight that learns loses most steps to "
+                    f"rounding (at a learning rate of 1e-6, 99 of 100 never move); write "
+                    f"model.{field}: float32, or train an adapter, which is float32 on a bfloat16 "
+                    f"base, by model.{lora}.rank"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _vllm_fits(self) -> Config:
         if self.rollout.sampler != "vllm":
             return self
@@ -960,6 +977,11 @@ class Config(RunConfig):
                     f"{field} does not go with actor.update.kind trpo, whose one step maximises "
                     f"the surrogate alone; leave it out"
                 )
+        if self.model.dtype == TOO_COARSE_TO_LEARN:
+            raise ValueError(
+                "model.dtype bfloat16 does not go with actor.update.kind trpo, whose Fisher "
+                "products are differences that it rounds away; write float32"
+            )
         if self.rows < 2:
             raise ValueError(
                 "actor.update.kind trpo needs at least 2 rows an iteration; raise rollout.prompts"

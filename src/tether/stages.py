@@ -14,9 +14,10 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    model_validator,
 )
 
-from tether.config import RunConfig, Section, Share
+from tether.config import TOO_COARSE_TO_LEARN, RunConfig, Section, Share
 
 
 class StageRunSection(Section):
@@ -36,7 +37,16 @@ class StageModelSection(Section):
     start: str
     """what training starts from: a local Hugging Face directory, or `tether:starter`"""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    """number format of all weights"""
+    """number format of all weights; bfloat16 is refused, as all of them learn"""
+
+    @model_validator(mode="after")
+    def _fine_enough(self) -> StageModelSection:
+        if self.dtype == TOO_COARSE_TO_LEARN:
+            raise ValueError(
+                "dtype is bfloat16, in which a weight that learns loses most steps to rounding (at "
+                "a learning rate of 1e-6, 99 of 100 never move); write float32"
+            )
+        return self
 
 
 class ConversationSection(Section):

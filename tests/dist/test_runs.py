@@ -20,7 +20,7 @@ KINDS = {
     "clip": {"actor__entropy_coef": 0.01},
     "penalty": {"actor__update": {"kind": "penalty"}},
     "grpo": GRPO | {"kl__in_loss": {"coef": 0.1}},
-    "trpo": {"actor__update": {"kind": "trpo", "fisher_share": 0.4}},
+    "trpo": {"actor__update": {"kind": "trpo"}},
 }
 
 

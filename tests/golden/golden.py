@@ -53,7 +53,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "grpo": {"advantage": {"estimator": "grpo"}, "kl": {"in_loss": {"coef": 0.1}}},
     "remax": {"advantage": {"estimator": "remax"}, "actor": {"update": {"kind": "gspo"}}},
-    "trpo": {"actor": {"update": {"kind": "trpo", "fisher_share": 0.3, "cg_iterations": 4}}},
+    "trpo": {"actor": {"update": {"kind": "trpo", "cg_iterations": 4}}},
     "penalty": {
         "advantage": {"estimator": "rloo"},
         "actor": {"update": {"kind": "penalty", "estimator": "full"}},

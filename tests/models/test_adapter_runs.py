@@ -125,7 +125,7 @@ def test_only_adapters_and_the_head_are_moved(config):
         {"kl__in_loss": {"coef": 0.1, "estimator": "full"}},
         {"critic": {"shared_trunk": True}, "model__critic_lora": None},
         {"model__gradient_checkpointing": True},
-        {"model__dtype": "bfloat16"},
+        {"model__dtype": "bfloat16"},  # of both bases
         {"model__critic_dtype": "bfloat16"},
         {"advantage__estimator": "rloo", "critic": {}, "model__critic_lora": None},
     ],

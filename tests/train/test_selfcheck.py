@@ -39,7 +39,7 @@ def test_a_sampler_that_disagrees_with_the_training_forward_stops_the_run(build,
 
 
 def test_in_lower_precision_a_difference_is_reported_and_no_stop(build):
-    roles, config = build(model__dtype="bfloat16")
+    roles, config = build(model__dtype="bfloat16", model__lora={}, model__critic_dtype="float32")
     assert "sampler = trainer (±1e+01)" in check_start(shifted_sampler(roles, 10.0), config)
 
 

@@ -1,9 +1,7 @@
 """TRPO's step on flat vectors: conjugate gradient, step length, line search.
 
 maximise g.x subject to x.F x / 2 <= delta, where F is the Fisher matrix: the Hessian of
-KL(pi_old || pi_new) at pi_old. F is only ever seen through products with a vector. As the KL's
-gradient by the logits is 0 at pi_old, F = J^T H J: J leads from weights to logits, and H is that of
-`logit_curvature`.
+KL(pi_old || pi_new) at pi_old. F is only ever seen through products with a vector.
 """
 
 from collections.abc import Callable
@@ -41,18 +39,10 @@ def conjugate_gradient(
 
 
 def longest_step(
-    direction: Float[Tensor, " n"], curvature: Float[Tensor, ""], max_kl: float
+    direction: Float[Tensor, " n"], image: Float[Tensor, " n"], max_kl: float
 ) -> Float[Tensor, " n"]:
-    """Scale the direction to a quadratic KL, x.F x / 2, of `max_kl`; `curvature` is x.F x."""
-    return direction * torch.sqrt(2 * max_kl / curvature)
-
-
-def logit_curvature(
-    log_probs: Float[Tensor, "cells vocabulary"], tangents: Float[Tensor, "cells vocabulary"]
-) -> Float[Tensor, "cells vocabulary"]:
-    """Multiply by the Hessian of KL(p || softmax) by the logits at p, diag(p) - p p^T."""
-    probs = log_probs.exp()
-    return probs * (tangents - (probs * tangents).sum(dim=-1, keepdim=True))
+    """The direction scaled so that its quadratic KL, x.F x / 2, is `max_kl`; `image` is F x."""
+    return direction * torch.sqrt(2 * max_kl / (direction @ image))
 
 
 class Landing(NamedTuple):

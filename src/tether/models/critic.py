@@ -20,10 +20,12 @@ class Critic(nn.Module):
     def __init__(self, model: PreTrainedModel, microbatch_tokens: int) -> None:
         super().__init__()
         self.trunk = trunk(model)
-        self.head = nn.Linear(model.config.hidden_size, 1, dtype=model.dtype, device=model.device)
+        # The head learns, so it is float32 at least, whatever a frozen trunk is.
+        float_type = torch.promote_types(model.dtype, torch.float32)
+        self.head = nn.Linear(model.config.hidden_size, 1, dtype=float_type, device=model.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.float_type = torch.promote_types(model.dtype, torch.float32)
+        self.float_type = float_type
         self.microbatch_tokens = microbatch_tokens
 
     def forward(self, sequences: Sequences) -> Float[Tensor, "rows states"]:
@@ -32,7 +34,7 @@ class Critic(nn.Module):
 
     def read(self, states: Float[Tensor, "rows states width"]) -> Float[Tensor, "rows states"]:
         # A copy, as sharded weights are gathered by a hook on what comes out, and a view loses it.
-        return self.head(states).squeeze(-1).to(self.float_type, copy=True)
+        return self.head(states.to(self.float_type)).squeeze(-1).to(self.float_type, copy=True)
 
     def values(
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]

@@ -124,9 +124,8 @@ def _passes(d: Demand, role: Learner) -> float | int:
         return d.config.critic_epochs
     if not isinstance(update, TrpoUpdate):
         return d.config.actor.epochs
-    # A gradient; per product a forward-mode pass and a backward one, on some rows; the step's
-    # length; the line search.
-    return 1 + 2 * update.cg_iterations * update.fisher_share + 1 + 1
+    # A gradient, as many for the products, one for the step's length; the line search.
+    return 1 + update.cg_iterations + 1 + 1
 
 
 def _operations_of_learning(d: Demand, size: Size) -> int:

@@ -17,8 +17,11 @@ class Machine:
     teraflops: float  # of one process, float32 products
 
 
-def this_machine(device: str) -> Machine:
-    """Measure before models are loaded: what they take is part of the plan."""
+def this_machine(device: str) -> Machine | None:
+    """Measure before models are loaded: what they take is part of the plan. A plan for GPUs says
+    nothing about a machine without one."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        return None
     return Machine(free_bytes(device), _teraflops(device))
 
 

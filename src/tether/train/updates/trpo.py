@@ -4,34 +4,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear
 
 from tether.algo.aggregation import weighted_sum
 from tether.algo.losses import log_ratio
-from tether.algo.trust_region import (
-    conjugate_gradient,
-    line_search,
-    logit_curvature,
-    longest_step,
-)
+from tether.algo.trust_region import conjugate_gradient, line_search, longest_step
 from tether.config import Config
 from tether.dist.reduce import total
-from tether.models.heads import PIECE_LOGITS, tempered_logits
 from tether.models.policy import Policy
 from tether.run.metrics import Level
 from tether.train.roles import Roles
 from tether.train.updates.minibatches import make_minibatch, split
 from tether.train.updates.report import Report
-from tether.types import Experience, Minibatch, Sequences
+from tether.types import Experience, Minibatch
+
+# How far a Fisher product looks along its vector, in units of the weights' own length: far enough
+# to rise above rounding, near enough for the KL's gradient to be linear.
+NUDGE = {torch.float32: 2e-5, torch.float64: 1e-9}
 
 
-# Fused attention on a CPU has no forward-mode derivative; the plain one has.
-@sdpa_kernel(SDPBackend.MATH)
 def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
     """maximise mean(r A) subject to mean KL(old || new) <= max_kl, by one accepted step or none."""
     update = config.actor.update
@@ -47,9 +39,8 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
     direction = conjugate_gradient(
         lambda v: region.fisher_product(v) + update.damping * v, gradient, update.cg_iterations
     )
-    # The step's length obeys the undamped KL of all rows; damping only steadies the direction, and
-    # a sample of rows is enough for it.
-    step = longest_step(direction, region.curvature(direction), update.max_kl)
+    # The step's length obeys the undamped KL; damping only steadies the direction.
+    step = longest_step(direction, region.fisher_product(direction), update.max_kl)
     if not bool(step.isfinite().all()):
         report.event("non_finite_step", "the step is not finite; no step")
         return _finish(report, region, share=0.0, tries=0)
@@ -92,32 +83,6 @@ class _Part:
     old_states: Float[Tensor, "rows response width"]
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """Some True cells: states, how their tempered logits change, and H times that, weighed."""
-
-    states: Float[Tensor, "cells width"]
-    tangents: Float[Tensor, "cells vocabulary"]
-    weighed: Float[Tensor, "cells vocabulary"]
-
-
-class _States(nn.Module):
-    """The actor's states as a module, so that torch can call it with other weights."""
-
-    def __init__(self, actor: Policy) -> None:
-        super().__init__()
-        self.actor, self.model = actor, actor.model
-
-    def forward(self, sequences: Sequences) -> Float[Tensor, "rows response width"]:
-        return self.actor.states(sequences)
-
-
-def spaced_rows(rows: int, share: float) -> Int[Tensor, " some"]:
-    """Numbers of that share of the rows, at least one, evenly spaced over the groups."""
-    wanted = max(1, round(share * rows))
-    return torch.arange(wanted) * rows // wanted
-
-
 class TrustRegion:
     """The surrogate and the exact KL as functions of the actor's flattened weights."""
 
@@ -134,11 +99,8 @@ class TrustRegion:
         self.own = torch.zeros(len(rows), dtype=torch.bool)  # rows that this process reads
         for part in self.parts:
             self.own[part.batch.counted_rows.cpu()] = True
-        few = spaced_rows(len(rows), config.actor.update.fisher_share)
-        self.fisher_parts = (
-            self.parts if len(few) == len(rows) else list(self._parts(experience, few))
-        )
-        self.kept: Tensor | None = None  # the graph of the only Fisher part, between products
+        size = torch.stack([p.norm() for p in self.start]).norm()
+        self.nudge = NUDGE[self.actor.model.dtype] * max(float(size), 1.0)
 
     def _parts(self, experience: Experience, rows: Tensor) -> Iterator[_Part]:
         actor, longest = self.config.actor, self.config.rollout.max_response_tokens
@@ -151,7 +113,6 @@ class TrustRegion:
 
     def move(self, share: float, step: Float[Tensor, " n"]) -> None:
         """Put the weights at start + share x step; share 0 restores them bit for bit."""
-        self.kept = None  # a graph of the old weights
         pieces = self._pieces(step)
         with torch.no_grad():
             for parameter, start, piece in zip(self.parameters, self.start, pieces, strict=True):
@@ -189,102 +150,22 @@ class TrustRegion:
         return total(gradient)
 
     def fisher_product(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """F v = J^T H J v over the Fisher rows: forward mode, then one backward pass.
+        """F v over all rows: the KL's gradient a little way along v, over that way.
 
-        No second derivative is taken. The backward pass's graph is kept between products when the
-        rows fit one microbatch, and made anew for each product otherwise.
+        At the old weights that gradient is 0, so one forward and one backward pass are enough, no
+        second derivative is taken, and no graph is kept.
         """
-        image = torch.zeros_like(vector)
-        for part in self.fisher_parts:
-            image = image + self._pull(part, self._push(part, vector), vector)
-        return total(image)
-
-    def curvature(self, vector: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        """v.F v over all rows, from J v alone."""
-        found = vector.new_zeros((), dtype=torch.float64)
+        length = float(vector.norm())
+        if not length > 0:
+            return torch.zeros_like(vector)
+        share = self.nudge / length
+        self.move(share, vector)
+        gradient = torch.zeros_like(vector)
         for part in self.parts:
-            for cells in self._cells(part, self._push(part, vector), vector):
-                found = found + (cells.tangents * cells.weighed).sum(dtype=torch.float64)
-        return total(found).to(vector.dtype)
-
-    def _push(self, part: _Part, vector: Float[Tensor, " n"]) -> Float[Tensor, "cells width"]:
-        """How the states of the True cells change along `vector`."""
-        moved = {
-            id(p): piece for p, piece in zip(self.parameters, self._pieces(vector), strict=True)
-        }
-        with torch.no_grad(), forward_ad.dual_level():
-            duals = {
-                f"model.{name}": forward_ad.make_dual(p.detach(), moved[id(p)])
-                for name, p in self.actor.model.named_parameters()
-                if id(p) in moved
-            }
-            states = functional_call(_States(self.actor), duals, (part.batch.sequences,))
-            tangents = forward_ad.unpack_dual(states).tangent
-            if tangents is None:  # nothing below the head learns
-                tangents = torch.zeros_like(states)
-            return tangents[part.batch.response_mask]
-
-    def _pull(
-        self, part: _Part, tangents: Float[Tensor, "cells width"], vector: Float[Tensor, " n"]
-    ) -> Float[Tensor, " n"]:
-        """J^T of the weighed tangents: through the head by hand, through the trunk by autograd."""
-        head, mask = self.actor.head, part.batch.response_mask
-        pulled = [torch.zeros_like(p) for p in self.parameters]
-        places = {id(p): i for i, p in enumerate(self.parameters)}
-        by_state = []
-        for cells in self._cells(part, tangents, vector):
-            by_logit = (cells.weighed / self.actor.temperature).to(head.weight.dtype)
-            by_state.append(by_logit @ head.weight.detach())
-            if id(head.weight) in places:
-                pulled[places[id(head.weight)]] += by_logit.T @ cells.states
-            if head.bias is not None and id(head.bias) in places:
-                pulled[places[id(head.bias)]] += by_logit.sum(dim=0)
-        states = self.kept if self.kept is not None else self.actor.states(part.batch.sequences)
-        if len(self.fisher_parts) == 1:
-            self.kept = states
-        if states.requires_grad:
-            gradients = torch.autograd.grad(
-                states[mask],
-                self.parameters,
-                torch.cat(by_state),
-                retain_graph=self.kept is not None,
-                allow_unused=True,
-            )
-            pulled = [a if b is None else a + b for a, b in zip(pulled, gradients, strict=True)]
-        return _flat(tuple(pulled))
-
-    def _cells(
-        self, part: _Part, tangents: Float[Tensor, "cells width"], vector: Float[Tensor, " n"]
-    ) -> Iterator[_Cells]:
-        """Piece by piece of the True cells: logits are never stored for all of them."""
-        head, mask, pieces = self.actor.head, part.batch.response_mask, self._pieces(vector)
-        moved = {id(p): piece for p, piece in zip(self.parameters, pieces, strict=True)}
-        turned = moved.get(id(head.weight)), moved.get(id(head.bias))
-        size = max(1, PIECE_LOGITS // head.out_features)
-        columns = part.old_states[mask], tangents, part.token_weights[mask]
-        for cells in zip(*(x.split(size) for x in columns), strict=True):
-            yield self._weigh(*cells, *turned)
-
-    @torch.no_grad()
-    def _weigh(
-        self,
-        states: Float[Tensor, "cells width"],
-        tangents: Float[Tensor, "cells width"],
-        token_weights: Float[Tensor, " cells"],
-        weight: Float[Tensor, "vocabulary width"] | None,
-        bias: Float[Tensor, " vocabulary"] | None,
-    ) -> _Cells:
-        """`weight` and `bias` are how the head itself moves, where it learns."""
-        head, temperature = self.actor.head, self.actor.temperature
-
-        def change(states: Tensor) -> Tensor:
-            found = linear(tangents, head.weight, bias)
-            return found if weight is None else found + linear(states, weight)
-
-        log_probs = torch.log_softmax(tempered_logits(head, states, temperature), dim=-1)
-        logits = tempered_logits(change, states, temperature)
-        weighed = logit_curvature(log_probs, logits) * token_weights[:, None]
-        return _Cells(states, logits, weighed)
+            kl = self._kl(self.actor.states(part.batch.sequences), part)
+            gradient = gradient + _flat(torch.autograd.grad(kl, self.parameters))
+        self.move(0.0, vector)
+        return total(gradient) / share
 
     def _pieces(self, vector: Float[Tensor, " n"]) -> list[Tensor]:
         """The vector in the shapes of the parameters."""
