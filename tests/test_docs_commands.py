@@ -184,4 +184,6 @@ def test_the_readmes_python_runs(folder, capsys):
     assert '"train.iterations": 20' in block
     program = block.replace('"train.iterations": 20', f'"train.iterations": 1, {short}')
     exec(compile(program, "README.md", "exec"), {})
-    assert "Estimate(" in capsys.readouterr().out
+    before, after = map(float, capsys.readouterr().out.split())
+    assert 0 <= before <= 1
+    assert 0 <= after <= 1
