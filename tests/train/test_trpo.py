@@ -102,6 +102,7 @@ def test_the_fisher_product_is_the_finite_difference_of_the_kls_gradient(
     )
     experience = on_policy(made_experience(roles), roles)
     region = region_of(roles, config, experience)
+    region.nudge *= 1e-4  # as float64 allows
     assert (len(region.parts) == 1) == (microbatch_tokens > 20)
     model, generator = roles.actor.model, torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -153,11 +154,11 @@ def test_the_length_of_the_step_obeys_all_rows(build):
     )
 
 
-@pytest.mark.parametrize(("updates", "microbatch_tokens"), [(100, 16_384), (8, 30)])
+@pytest.mark.parametrize(("updates", "microbatch_tokens"), [(40, 16_384), (8, 30)])
 def test_every_accepted_step_keeps_the_exact_kl_and_most_are_accepted(
     build, updates, microbatch_tokens
 ):
-    """A hundred updates on random advantages, each measured by transformers' own logits."""
+    """Forty updates on random advantages, each measured by transformers' own logits."""
     max_kl = 0.01
     roles, config = build(
         **TRPO, actor__update__max_kl=max_kl, actor__microbatch_tokens=microbatch_tokens
