@@ -113,21 +113,21 @@ def test_a_process_that_stands_still_is_named_by_the_others(endless):
         began = time.monotonic()
         said = run.wait(0, 20)
         assert time.monotonic() - began < 15
-        assert said == f"OthersLost: {silence_of(1, heard_by=0)}"
+        assert said.startswith(f"OthersLost: {silence_of(1, heard_by=0)}")
 
 
 def test_a_first_process_that_stands_still_is_named_as_well(endless):
     with running(2, endless) as run:
         run.wait_for_iterations(1)
         os.kill(run.processes[0].pid, signal.SIGSTOP)
-        assert run.wait(1, 20) == f"OthersLost: {silence_of(0, heard_by=1)}"
+        assert run.wait(1, 20).startswith(f"OthersLost: {silence_of(0, heard_by=1)}")
 
 
 def test_a_process_that_dies_is_named_at_once(endless):
     with running(2, endless) as run:
         run.wait_for_iterations(1)
         os.kill(run.processes[1].pid, signal.SIGKILL)
-        assert run.wait(0, 20) == f"OthersLost: {silence_of(1, heard_by=0)}"
+        assert run.wait(0, 20).startswith(f"OthersLost: {silence_of(1, heard_by=0)}")
 
 
 def test_what_only_one_process_finds_wrong_all_say(endless, tmp_path):
