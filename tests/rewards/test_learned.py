@@ -194,7 +194,7 @@ def test_another_reward_model_is_another_run(learned_config):
     with torch.no_grad():
         other.score.weight.add_(1.0)
     other.save_pretrained(path)
-    with pytest.raises(UserError, match=r"changed since the checkpoint: .*reward.kind"):
+    with pytest.raises(UserError, match=r"changed since it was started: .*reward.kind"):
         api.resume(run, {"train.iterations": 2})
 
 
