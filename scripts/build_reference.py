@@ -27,14 +27,14 @@ CONFIG_INTRO = """\
 # Config reference
 
 A recipe is a YAML mapping of the sections below. On the command line every field is
-`--section.field VALUE`, and VALUE is read as YAML. Sections stand in the order in which data flows
+`--section.field VALUE`, and VALUE is read as YAML. Sections are in the order in which data flows
 through them. Unknown fields are errors. How to use all this: [running](running.md).
 """
 
 METRICS_INTRO = """\
 # Metrics glossary
 
-Every number that a run writes, in the order in which data flows. Means a token are over the tokens
+Every metric of a run, in the order in which data flows. Means per token are over the tokens
 that the policy sampled, EOS included. All logarithms are natural, so KL and entropy are in nats.
 """
 
@@ -63,23 +63,30 @@ EXAMPLES_HEADING: dict[Language, list[str]] = {
     "zh": ["编号", "例子", "算什么", "正确答案", "常见错误"],
 }
 
+NEXT = {
+    "config": "Next: [metrics glossary](metrics.md), the numbers that these fields lead to.\n",
+    "metrics": "Next: [troubleshooting](troubleshooting.md), when they look wrong.\n",
+    "en": "Next: [config reference](config.md), every field of a run.\n",
+    "zh": "下一页：[配置字段](../config.md)（英文）。\n",
+}
+
 JSON_NAMES = {"array": "list", "object": "mapping"}  # as YAML's users say
 
 METRIC_FILES = [
     (
         "metrics.jsonl",
-        "One object an iteration, deterministic numbers only. `iteration` counts from 0.",
+        "One object per iteration, deterministic numbers only. `iteration` counts from 0.",
         METRICS,
     ),
     (
         "timings.jsonl",
-        "One object an iteration: what depends on the machine and the hour. `iteration` as above.",
+        "One object per iteration: what depends on the machine and its load. `iteration` as above.",
         TIMINGS,
     ),
     (
         "evals.jsonl",
-        "One object an evaluation on held-out prompts: `greedy` and `sampled` are objects with the "
-        "fields below.",
+        "One object per evaluation on held-out prompts: `greedy` and `sampled` are objects with "
+        "the fields below.",
         EVALS,
     ),
 ]
@@ -116,7 +123,7 @@ def config_page() -> str:
         ]
         if rows:
             parts.append(table(["field", "type", "range", "default", "meaning"], rows))
-    return "\n".join(parts)
+    return "\n".join([*parts, NEXT["config"]])
 
 
 def metrics_page() -> str:
@@ -124,7 +131,7 @@ def metrics_page() -> str:
     for file, intro, entries in METRIC_FILES:
         parts.append(f"## `{file}`\n\n{intro}\n")
         parts.append(table(["name", "meaning", "how to read it"], glossary_rows(entries)))
-    return "\n".join(parts)
+    return "\n".join([*parts, NEXT["metrics"]])
 
 
 def examples_page(language: Language) -> str:
@@ -133,7 +140,7 @@ def examples_page(language: Language) -> str:
         rows = [example_row(e, language) for e in examples]
         parts.append(f"## {say(f'title_{section}', language)}\n")
         parts.append(table(EXAMPLES_HEADING[language], rows))
-    return "\n".join(parts)
+    return "\n".join([*parts, NEXT[language]])
 
 
 def example_row(example: Example, language: Language) -> list[str]:
