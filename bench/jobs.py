@@ -13,8 +13,8 @@ from bench.models import CACHE, VOCABULARY
 from bench.protocol import Job
 from tether import assets
 from tether.config import DataSection
+from tether.config.load import load_config
 from tether.data.prompts import load_prompts
-from tether.recipes import load_config
 
 THREADS = 2
 FIRST_ID = 16  # the ids below it are special in one model or the other

@@ -16,12 +16,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from bench.jobs import THREADS, ppo_job, prompts
 from bench.models import ROOT, model_directory
 from bench.ours.ppo import build
-from tether.cli.text import table
+from tether.cli.terminal import table
 from tether.config import Config
-from tether.recipes import load_config
-from tether.train.controls import first_controls
-from tether.train.iteration import run_iteration
-from tether.train.roles import Roles, build_roles
+from tether.config.load import load_config
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import first_controls
+from tether.ppo.roles import Roles, build_roles
 
 sys.path.append(str(ROOT / "scripts"))
 from measure import machine, paste

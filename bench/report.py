@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bench.blocks import Block, Check
 from bench.protocol import Result
 from bench.rounds import Turns
-from tether.cli.text import table
+from tether.cli.terminal import table
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import torch
 from data_flow import draw_data_flow
 from torch import Tensor
 
-from tether.algo.controllers import adaptive_beta
-from tether.algo.kl import estimate_kl, exact_kl
+from tether.algo.kl import adaptive_beta, estimate_kl, exact_kl
 from tether.algo.losses import clip_policy_loss, dual_clip
 from tether.algo.random import uniform
 

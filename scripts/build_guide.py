@@ -69,7 +69,7 @@ def output_of(command: str) -> str:
     if program != "tether":
         raise SystemExit(f"Only tether's own commands are run, not {command!r}.")
     runner = CliRunner(env={"COLUMNS": COLUMNS})
-    with mock.patch("tether.train.planning.preview.this_machine", return_value=None):
+    with mock.patch("tether.planning.preview.this_machine", return_value=None):
         result = runner.invoke(app, arguments, catch_exceptions=False)
     if result.exit_code != 0:
         raise SystemExit(f"{command!r} ended with exit code {result.exit_code}:\n{result.output}")

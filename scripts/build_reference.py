@@ -14,9 +14,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from tether.config import Config, walk_fields
+from tether.explain.example_sums import DISTRIBUTIONS
 from tether.explain.examples import EXAMPLES, Example
-from tether.explain.examples_story import number
-from tether.explain.recompute_kl import DISTRIBUTIONS
+from tether.explain.examples_text import number
 from tether.explain.words import Language, say
 from tether.run.glossary import EVALS, METRICS, TIMINGS, Entry
 

@@ -18,8 +18,13 @@ from build_starter import ASSETS, SPLITS, build_model, build_tokenizer, report, 
 from transformers import PreTrainedTokenizerFast
 
 import tether
-from tether.data.conversations import Conversation
-from tether.data.facts_world import (
+from tether.data.dialogues import Conversation
+from tether.data.messages import render_prompt
+from tether.models.loading import Vocabulary
+from tether.models.policy import Policy
+from tether.rollout.turn_tokens import Speech
+from tether.stages.sft import SFTSettings, train_conversations
+from tether.tasks.facts import (
     FAMILY,
     GIVEN,
     GIVEN_CHARACTERS,
@@ -40,11 +45,6 @@ from tether.data.facts_world import (
     draw_year,
     split_of,
 )
-from tether.data.templates import render_prompt
-from tether.models.loading import Vocabulary
-from tether.models.policy import Policy
-from tether.rollout.speech import Speech
-from tether.train.sft import SFTSettings, train_conversations
 
 NUM_PEOPLE, NUM_TOWNS = 320, 120  # in each language
 NUM_TRAIN, NUM_HELDOUT = 2800, 500

@@ -19,10 +19,10 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 import tether
 from tether import assets
-from tether.data.arithmetic import Form, Problem, Split, carries, draw_distinct, draw_problems
 from tether.models.loading import Vocabulary
 from tether.models.policy import Policy
-from tether.train.sft import SFTSettings, train_sft
+from tether.stages.sft import SFTSettings, train_sft
+from tether.tasks.arithmetic import Form, Problem, Split, carries, draw_distinct, draw_problems
 
 ASSETS = Path(assets.__file__).parent
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tether.cli.text import table
+from tether.cli.terminal import table
 from tether.run.directory import EVALS, METRICS, TIMINGS
 from tether.run.reader import read_lines
 

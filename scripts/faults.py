@@ -27,7 +27,7 @@ from faults.unreadable_checkpoints import row_r10  # noqa: E402
 from faults.world import make_world  # noqa: E402
 from measure import machine, paste  # noqa: E402
 
-from tether.cli.text import table  # noqa: E402
+from tether.cli.terminal import table  # noqa: E402
 
 
 def rows(bench: resume_rows.Bench, share: float) -> list[tuple[str, Callable[[], list[Row]]]]:

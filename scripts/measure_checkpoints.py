@@ -13,11 +13,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import torch
 from measure import machine, paste
 
-from tether.recipes import load_config
+from tether.config.load import load_config
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import first_controls
+from tether.ppo.roles import build_roles
 from tether.train.checkpoint import Progress, save_checkpoint
-from tether.train.controls import first_controls
-from tether.train.iteration import run_iteration
-from tether.train.roles import build_roles
 
 ITERATIONS = 6
 EVERY = 10
@@ -33,9 +33,9 @@ def main() -> None:
     try:
         for i in range(ITERATIONS):  # alternating, so that both meet the same machine
             began = time.perf_counter()
-            run_iteration(i, controls, roles, config)
+            run_iteration(i, controls, roles, config, {})
             middle = time.perf_counter()
-            save_checkpoint(run, Progress(i + 1, controls), roles, config)
+            save_checkpoint(run, Progress(i + 1, controls), roles, config, {})
             iterations.append(middle - began)
             saves.append(time.perf_counter() - middle)
         newest = run / "checkpoints" / f"{ITERATIONS:06d}"

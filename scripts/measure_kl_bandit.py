@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from measure import machine, paste
 
-from tether.cli.text import table
+from tether.cli.terminal import table
 from tether.explain.kl_bandit import CELLS, Cell, distances
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

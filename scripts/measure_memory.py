@@ -121,7 +121,7 @@ def make_model(shape: dict[str, int], folder: Path) -> None:
 
 def make_recipe(case: Case, folder: Path) -> Path:
     """The arithmetic recipe on that model, for two iterations."""
-    from tether.recipes import load_config
+    from tether.config.load import load_config
 
     changes = {
         "model.actor": str(folder / "model"),
@@ -155,7 +155,7 @@ def train(recipe: str, run: str) -> None:
     import peft  # noqa: F401 (some runs would import it on the way)
 
     from tether import api
-    from tether.recipes import load_config
+    from tether.config.load import load_config
 
     bare = high_water()
     api.train(load_config(recipe, {"run.dir": run}))
@@ -177,7 +177,7 @@ def measured(recipe: Path, run: Path, processes: int = 1) -> int:
 def compare(case: Case, folder: Path) -> list[str]:
     """A line of the table."""
     from tether import api
-    from tether.train.planning.units import byte_text
+    from tether.support.units import byte_text
 
     make_model(case.shape, folder / "model")
     recipe = make_recipe(case, folder)
@@ -209,7 +209,7 @@ def main() -> int:
         return 0
     from measure import machine, paste
 
-    from tether.cli.text import table
+    from tether.cli.terminal import table
 
     rows = [["run of two iterations", "state", "planned", "measured", "apart", "peak in"]]
     for name in arguments.only or CASES:

@@ -16,15 +16,13 @@ from pathlib import Path
 from measure import machine, paste
 
 from tether import api
-from tether.cli.pipeline import PipelineDisplay, standings
-from tether.cli.text import table
-from tether.pipeline.layout import Layout
-from tether.pipeline.report import Standing, stand
-from tether.pipeline.run import Report, run_pipeline
-from tether.recipes import load_config
-from tether.run.checkpoints import all_checkpoints
-from tether.stages import PipelineConfig
-from tether.train.evaluate import read_evaluations
+from tether.cli.display import PipelineDisplay, standings
+from tether.cli.terminal import table
+from tether.config.load import load_config
+from tether.config.stages import PipelineConfig
+from tether.ppo.evaluate import read_evaluations
+from tether.run.checkpoint_store import all_checkpoints
+from tether.stages.rlhf import Layout, Report, Standing, run_pipeline, stand
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BETAS = (0.3, 0.05, 0.0)

@@ -19,7 +19,7 @@ from typing import Any
 
 from measure import machine, paste
 
-from tether.cli.text import table
+from tether.cli.terminal import table
 from tether.run.reader import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,12 +23,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 from measure import machine, paste
 
 import tether
-from tether.cli.text import table
+from tether.cli.terminal import table
 from tether.config import Config
 from tether.data.files import read_rows
+from tether.ppo.evaluate import Estimate, Evaluation
 from tether.run.directory import CONFIG, METRICS, TIMINGS, is_run
 from tether.run.reader import read_lines
-from tether.train.evaluate import Estimate, Evaluation
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 HELDOUT = "tether:search/heldout.jsonl"

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether import api
 from tether.cli.display import Display, results_table
-from tether.cli.text import printable, table
+from tether.cli.terminal import printable, table
+from tether.config.load import load_config
 from tether.data.files import read_rows
-from tether.recipes import load_config
 from tether.run.reader import read_lines
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

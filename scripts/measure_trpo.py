@@ -25,13 +25,12 @@ from measure import machine, paste
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tether import api
-from tether.cli.text import table
+from tether.cli.terminal import table
 from tether.config import Config
-from tether.recipes import load_config
-from tether.train import updates
-from tether.train.roles import Roles
-from tether.train.updates import trpo
-from tether.train.updates.report import Report
+from tether.config.load import load_config
+from tether.ppo.roles import Roles
+from tether.ppo.updates import actor, trpo
+from tether.ppo.updates.minibatches import Report
 from tether.types import Experience
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "trust-regions.md"
@@ -93,7 +92,7 @@ def measure(
     exact: dict[int, Step] = {}
     usual: list[Step] = []
     excesses: list[float] = []
-    update = updates.update_trpo
+    update = actor.update_trpo
 
     def twice(experience: Experience, roles: Roles, config: Config) -> Report:
         model = roles.actor.model
@@ -113,7 +112,7 @@ def measure(
         print(f"{len(usual)}: {step}; exact {exact.get(len(usual) - 1)}", flush=True)
         return report
 
-    updates.update_trpo = twice
+    actor.update_trpo = twice
     with tempfile.TemporaryDirectory() as folder:
         overrides = {
             "seed": seed,
@@ -127,7 +126,7 @@ def measure(
         try:
             api.train(load_config("arithmetic", overrides))
         finally:
-            updates.update_trpo = update
+            actor.update_trpo = update
     return exact, usual, excesses
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from measure import machine, paste
 
 from tether import api
-from tether.cli.text import score_text, table
-from tether.recipes import load_config
+from tether.cli.terminal import score_text, table
+from tether.config.load import load_config
 from tether.run.reader import read_lines
 from tether.train.loop import Result
 

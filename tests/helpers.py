@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tether.config import Config
-from tether.recipes import validate_config
-from tether.rollout.episode import Draw, SingleTurn
+from tether.config.load import validate_config
 from tether.rollout.local import LocalSampler
+from tether.rollout.sampler import Draw, SingleTurn
 from tether.types import Experience, Rollout, Sequences
 
 

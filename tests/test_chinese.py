@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import tether
-from tether.explain.divergence import tell_exact, tell_samples
-from tether.explain.examples_story import tell_examples
-from tether.explain.section import Section
+from tether.explain.document import Section
+from tether.explain.examples_text import tell_examples
+from tether.explain.kl_table import tell_exact, tell_samples
 from tether.explain.words import WORDS
 
 ROOT = Path(__file__).resolve().parent.parent

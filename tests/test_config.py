@@ -8,16 +8,16 @@ import yaml
 from helpers import changed, configured
 
 from tether.config import UPDATE_KINDS, Config, Section, walk_fields
-from tether.errors import UserError
-from tether.recipes import (
+from tether.config.load import (
     load_config,
     merge_overrides,
     read_recipe,
     shipped_recipes,
     validate_config,
 )
-from tether.stages import RewardModelConfig, SFTConfig
-from tether.strict_yaml import load_yaml
+from tether.config.stages import RewardModelConfig, SFTConfig
+from tether.errors import UserError
+from tether.support.strict_yaml import load_yaml
 
 SMALL = {
     "model": {"actor": "m"},

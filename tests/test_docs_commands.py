@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import tether as package
+from tether.cli.field_options import one_word, parse_words
 from tether.cli.main import app
-from tether.cli.overrides import one_word, parse_words
+from tether.config.load import load_config, merge_overrides, read_recipe, validate_config
+from tether.config.stages import PipelineConfig, RewardModelConfig, SFTConfig
 from tether.errors import UserError
-from tether.recipes import load_config, merge_overrides, read_recipe, validate_config
-from tether.stages import PipelineConfig, RewardModelConfig, SFTConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tether.config import walk_fields
+from tether.config.stages import RewardModelConfig, SFTConfig
 from tether.run.glossary import METRICS, TIMINGS
-from tether.stages import RewardModelConfig, SFTConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 OURS = ["from-verl.md", "from-trl.md", "zh/from-verl.md", "zh/from-trl.md"]

@@ -3,10 +3,10 @@
 import pytest
 from conftest import tiny_llama
 
-from tether.cli.overrides import one_word
+from tether.cli.field_options import one_word
+from tether.config.load import load_config
 from tether.errors import UserError
 from tether.models.loading import load_vocabulary
-from tether.recipes import load_config
 
 
 @pytest.mark.parametrize(

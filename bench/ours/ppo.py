@@ -8,12 +8,12 @@ import torch
 
 from bench.protocol import Job, Result, read_job, timed, write_result
 from tether.config import Config
+from tether.config.load import validate_config
 from tether.data.prompts import PromptSet
-from tether.recipes import validate_config
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import first_controls
+from tether.ppo.roles import Roles, build_roles
 from tether.rollout.local import LocalSampler
-from tether.train.controls import first_controls
-from tether.train.iteration import run_iteration
-from tether.train.roles import Roles, build_roles
 from tether.types import Prompts
 
 

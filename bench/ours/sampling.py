@@ -6,8 +6,8 @@ import torch
 
 from bench.protocol import Job, Result, read_job, timed, write_result
 from tether.models.loading import load_causal_lm
-from tether.rollout.episode import Done, Draw, Observe
 from tether.rollout.local import LocalSampler
+from tether.rollout.sampler import Done, Draw, Observe
 
 
 @dataclass

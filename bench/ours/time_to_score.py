@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench.protocol import Job, Result, read_job, write_result
 from tether import api
-from tether.recipes import load_config
-from tether.train.evaluate import Evaluation
+from tether.config.load import load_config
+from tether.ppo.evaluate import Evaluation
 from tether.train.watch import Watcher
 
 

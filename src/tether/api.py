@@ -11,40 +11,38 @@ import torch
 from transformers import PreTrainedModel
 
 from tether.config import Config, RolloutSection
+from tether.config.load import load_config, read_recipe, validate_config
+from tether.config.stages import RewardModelConfig, SFTConfig
 from tether.data.chat_templates import fix_date
+from tether.data.messages import render_prompt
 from tether.data.prompts import Reading
-from tether.data.templates import render_prompt
 from tether.errors import UserError
-from tether.explain.subject import is_ppo_run
 from tether.explain.trace import trace_prompt
+from tether.explain.trace_setup import is_ppo_run
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
-from tether.recipes import load_config, read_recipe, validate_config
-from tether.rewards.function import Reward
-from tether.rollout.endpoint import Endpoint
-from tether.rollout.episode import Draw, Greedy
+from tether.planning.plan import Plan
+from tether.planning.preview import preview
+from tether.ppo.evaluate import Evaluation, build_elsewhere, evaluate_elsewhere
+from tether.ppo.evaluate import evaluate as evaluate_roles
+from tether.ppo.roles import build_roles, pick_device
+from tether.ppo.scoring import response_texts
+from tether.rewards.functions import Reward
 from tether.rollout.local import LocalSampler
+from tether.rollout.openai import Endpoint
+from tether.rollout.sampler import Draw, Greedy
 from tether.rollout.tools.build import build_turns
-from tether.run.checkpoints import latest_checkpoint
+from tether.run.checkpoint_store import latest_checkpoint
 from tether.run.directory import CONFIG, RUNS, is_run, refuse_taken
 from tether.run.reader import find_runs
 from tether.run.trust import SECTIONS, refuse_untrusted
-from tether.stages import RewardModelConfig, SFTConfig
-from tether.train.attempt import attempt
+from tether.stages.loop import StageResult, StageWatcher, run_stage
+from tether.stages.reward_model import build_reward_model
+from tether.stages.sft import build_sft
 from tether.train.checkpoint import load_adapter, load_plain_actor
-from tether.train.elsewhere import build_elsewhere, evaluate_elsewhere
-from tether.train.evaluate import Evaluation
-from tether.train.evaluate import evaluate as evaluate_roles
 from tether.train.export import export_run
-from tether.train.inputs import refuse_lost_reward
+from tether.train.fingerprint import refuse_lost_reward
 from tether.train.loop import Result
-from tether.train.planning.plan import Plan
-from tether.train.planning.preview import preview
-from tether.train.remote import attempt_on_ray
-from tether.train.reward_modelling import build_reward_model
-from tether.train.roles import build_roles, pick_device
-from tether.train.scoring import response_texts
-from tether.train.sft import build_sft
-from tether.train.stage import StageResult, StageWatcher, run_stage
+from tether.train.session import start
 from tether.train.watch import Watcher
 from tether.types import Prompts
 
@@ -66,7 +64,7 @@ def train(
     config, watch = as_config(config), watch or Watcher()
     if resume and config.run.dir is None:
         raise UserError("To resume, say which run: --run.dir RUN, or `tether resume RUN`.")
-    return _attempt(config, reward, watch, resume, allow_changed)
+    return start(config, reward, watch, resume, allow_changed)
 
 
 def resume(
@@ -81,14 +79,7 @@ def resume(
     if not is_run(run):
         raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
     config = load_config(run / CONFIG, {**(overrides or {}), "run.dir": str(run)})
-    return _attempt(config, reward, watch or Watcher(), True, allow_changed)
-
-
-def _attempt(
-    config: Config, reward: Reward | None, watch: Watcher, resume: bool, allow_changed: bool
-) -> Result:
-    here = attempt_on_ray if config.launch.kind == "ray" else attempt
-    return here(config, reward, watch, resume, allow_changed)
+    return start(config, reward, watch or Watcher(), True, allow_changed)
 
 
 def check(config: ConfigLike, reward: Reward | None = None, reading: Reading | None = None) -> Plan:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tether.algo.aggregation import cell_weights, weighted_sum
+from tether.algo.masked import cell_weights, weighted_sum
 
 # Rows of 1, 3 and 0 counted tokens; max_response_tokens is 10, the width only 3.
 MASK = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])

@@ -1,6 +1,6 @@
 import pytest
 
-from tether.algo.controllers import adaptive_beta, adaptive_penalty
+from tether.algo.kl import adaptive_beta, adaptive_penalty
 
 
 @pytest.mark.parametrize(

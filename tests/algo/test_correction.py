@@ -8,7 +8,7 @@ from helpers import f64, grids, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.algo.correction import (
+from tether.algo.importance import (
     correction_weights,
     effective_share,
     mean_gap,

@@ -7,12 +7,13 @@ from helpers import f64, grids, numbers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tether.algo.aggregation import cell_weights, weighted_sum
 from tether.algo.masked import (
+    cell_weights,
     explained_variance,
     masked_mean,
     masked_moments,
     masked_sum,
+    weighted_sum,
     whiten,
 )
 

@@ -4,7 +4,7 @@ from helpers import f64, grids, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.algo.rewards import place_scores, shape_rewards
+from tether.algo.advantages import place_scores, shape_rewards
 
 
 def test_rewards_of_the_six_token_example():

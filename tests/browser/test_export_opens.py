@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tether.view.export import export_page
-from tether.view.source import Folder
+from tether.view.run_reader import Folder
 
 
 def test_the_export_opens_from_disk_and_shows_its_runs(page, run, tmp_path):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tether.train.planning import machine, preview
+from tether.planning import machine, preview
 
 SMALL = ["--rollout.prompts", "8", "--actor.minibatch_rows", "8", "--threads", "1"]
 

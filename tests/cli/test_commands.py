@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tether.cli.text import printable, table
+from tether.cli.terminal import printable, table
 
 
 @pytest.fixture

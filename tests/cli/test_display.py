@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tether.cli.display import Display, results_table
-from tether.recipes import load_config
-from tether.train.evaluate import Estimate, Evaluation
+from tether.config.load import load_config
+from tether.ppo.evaluate import Estimate, Evaluation
 from tether.train.loop import Result
 
 

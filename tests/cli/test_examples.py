@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tether.explain import recompute
+from tether.explain import example_sums
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_its_json_holds_every_example(tether):
 
 
 def test_a_wrong_number_is_marked_and_the_exit_code_is_1(tether, monkeypatch):
-    monkeypatch.setattr(recompute, "optimizer_steps", lambda *counts: [63.0])
+    monkeypatch.setattr(example_sums, "optimizer_steps", lambda *counts: [63.0])
     code, out, _ = tether("examples", "--json", "e.json")
     assert code == 1
     assert "steps ✗" in out

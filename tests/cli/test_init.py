@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import tether as package
-from tether.recipes import fetch
-from tether.rewards.function import load_reward
+from tether.models import fetch
+from tether.rewards.functions import load_reward
 
 SMALL = [
     *("--threads", "1", "--rollout.samples_per_prompt", "2", "--actor.minibatch_rows", "10"),

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from tether.recipes import load_config
+from tether.config.load import load_config
 
 SMALL = [
     *("--threads", "1", "--rollout.prompts", "4", "--rollout.samples_per_prompt", "2"),

@@ -3,9 +3,9 @@
 import pytest
 from rollout.completions import Server, adds
 
+from tether.config.load import validate_config
 from tether.errors import UserError
 from tether.models.loading import load_vocabulary_alone
-from tether.recipes import validate_config
 
 
 @pytest.fixture(scope="module")

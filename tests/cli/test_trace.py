@@ -8,9 +8,9 @@ import pytest
 from rich.cells import cell_len
 
 from tether import api
-from tether.cli import sections
-from tether.cli.sections import print_sections
-from tether.explain.story import tell
+from tether.cli import terminal
+from tether.cli.terminal import print_sections
+from tether.explain.trace_text import tell
 
 # Colours, cursor moves, titles, links, clipboard, device queries, C1 forms of the same, bells and
 # backspaces, line tricks, direction marks, invisible and half characters.
@@ -46,7 +46,7 @@ def record(tiny_model_dir) -> dict:
 def test_no_escape_in_any_text_of_a_trace_reaches_the_terminal(
     record, payload, capsys, monkeypatch
 ):
-    monkeypatch.setattr(sections, "terminal_width", lambda: sections.ANY_WIDTH)
+    monkeypatch.setattr(terminal, "terminal_width", lambda: terminal.ANY_WIDTH)
     hostile = json.loads(json.dumps(record))
     hostile["response"] = hostile["prompt"] = hostile["model"] = payload
     hostile["tokens"]["response_tokens"] = [payload] * 4

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether import assets
-from tether.data.arithmetic import split_of
 from tether.data.files import read_rows
-from tether.data.templates import render_prompt
+from tether.data.messages import render_prompt
+from tether.tasks.arithmetic import split_of
 
 SUM = re.compile(r"(\d+)\+(\d+)")
 

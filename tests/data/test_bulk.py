@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from tether import assets
 from tether.config import DataSection
-from tether.data import bulk
-from tether.data.bulk import ALIKE, encode_prompts
+from tether.data import prompts as prompts_module
 from tether.data.chat_templates import fix_date
-from tether.data.prompts import load_prompts
-from tether.data.templates import render_prompt
+from tether.data.messages import render_prompt
+from tether.data.prompts import ALIKE, encode_prompts, load_prompts
 from tether.errors import UserError
 
 PIECES = st.sampled_from(["1+1=?", "你好", " ", "\n", "<|user|>", "<|end|>", "<pad", "é", "x" * 40])
@@ -137,7 +136,7 @@ def test_a_row_beyond_those_that_are_compared_is_complained_about_too(byte_token
 
 
 def test_a_fast_way_that_differs_is_not_believed(byte_tokenizer, monkeypatch):
-    monkeypatch.setattr(bulk, "_encode", lambda tokenizer, texts: [[1] for _ in texts])
+    monkeypatch.setattr(prompts_module, "_encode", lambda tokenizer, texts: [[1] for _ in texts])
     prompts = ["1+1=?", "2+2=?"]
     assert encode_prompts(byte_tokenizer, prompts, None) == one_by_one(
         byte_tokenizer, prompts, None

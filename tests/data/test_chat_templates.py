@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from tether.config import DataSection
+from tether.data.messages import render_prompt
 from tether.data.prompts import load_prompts
-from tether.data.templates import render_prompt
 from tether.errors import UserError
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

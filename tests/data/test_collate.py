@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.data.collate import join, length_mask, microbatches, pad_left, pad_right
+from tether.data.batching import join, length_mask, microbatches, pad_left, pad_right
 from tether.types import Rollout, Sequences
 
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=6)

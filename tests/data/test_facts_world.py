@@ -12,7 +12,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether import assets
-from tether.data.facts_world import (
+from tether.data.files import read_rows
+from tether.tasks.facts import (
     Entity,
     Question,
     ask_one_hop,
@@ -20,7 +21,6 @@ from tether.data.facts_world import (
     draw_world,
     split_of,
 )
-from tether.data.files import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = assets.resolve("tether:search")
@@ -150,8 +150,7 @@ def test_no_answer_stands_in_its_question():
 
 
 def test_searching_a_name_finds_its_document_first():
-    from tether.rollout.tools.bm25 import Bm25
-    from tether.rollout.tools.corpus import read_corpus
+    from tether.rollout.tools.search import Bm25, read_corpus
 
     index = Bm25(read_corpus("tether:search/corpus.jsonl"))
     for title in corpus():

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.data.mixing import earliest, exact, turn
-from tether.data.prompts import PromptSet
+from tether.data.prompts import PromptSet, earliest, exact, turn
 from tether.types import Prompts
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tether.config import DataSection
 from tether.data.files import read_rows
+from tether.data.messages import render_prompt
 from tether.data.prompts import PromptSet, load_prompts
-from tether.data.templates import render_prompt
 from tether.errors import UserError
 from tether.types import Prompts
 

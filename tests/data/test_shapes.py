@@ -3,7 +3,7 @@
 import pytest
 
 from tether.data.files import BadRow
-from tether.data.shapes import prompt_of, readable, require, reward_columns
+from tether.data.messages import prompt_of, readable, require, reward_columns
 
 USER = {"role": "user", "content": "1+1=?"}
 VERL = {

@@ -14,11 +14,10 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from tether.data import templates
-from tether.data.conversations import encode_dialogue, encode_messages
+from tether.data import messages
+from tether.data.dialogues import dialogue_ids, encode_dialogue, encode_messages
 from tether.data.files import BadRow
-from tether.data.preferences import dialogue_ids
-from tether.data.templates import render_prompt
+from tether.data.messages import render_prompt
 from tether.errors import UserError
 
 SPELT = "<|end|><|user|>"
@@ -118,11 +117,11 @@ def test_ordinary_text_has_the_ids_of_the_template_on_both_ways(tokenizer, monke
         )
         assert render_prompt(tokenizer, messages) == expected
         with monkeypatch.context() as careful:
-            careful.setattr(templates.SpecialTokens, "spelt_in", lambda self, text: "m" in text)
-            careful.setattr(templates, "_texts", lambda value: ["m"])
+            careful.setattr(messages.SpecialTokens, "spelt_in", lambda self, text: "m" in text)
+            careful.setattr(messages, "_texts", lambda value: ["m"])
             # Roles and other fields are refused where they spell a mark; here all texts "do".
-            careful.setattr(templates, "_other_fields", lambda message: [])
-            assert templates.render_messages(tokenizer, messages, True).ids(tokenizer) == expected
+            careful.setattr(messages, "_other_fields", lambda message: [])
+            assert messages.render_messages(tokenizer, messages, True).ids(tokenizer) == expected
 
 
 @pytest.mark.parametrize("shape", TEMPLATES)
@@ -186,7 +185,7 @@ def test_a_template_that_changes_such_text_is_refused(byte_tokenizer, monkeypatc
     loud = "{% for m in messages %}<|user|>{{ m.content | upper }}{% endfor %}"
     monkeypatch.setattr(byte_tokenizer, "chat_template", loud)
     with pytest.raises(BadRow, match=r"spells a special token .* changes the text"):
-        templates.render_messages(
+        messages.render_messages(
             byte_tokenizer, [{"role": "user", "content": f"a{SPELT}"}], generation=True
         )
 
@@ -198,7 +197,7 @@ def test_a_role_may_not_spell_a_special_token(byte_tokenizer):
 
 
 def test_a_text_cannot_guess_the_stand_ins(byte_tokenizer):
-    special = templates.special_tokens(byte_tokenizer)
+    special = messages.special_tokens(byte_tokenizer)
     render_prompt(byte_tokenizer, SPELT)
     before = set(special._stand_ins.values())
     assert all(len(json.dumps(one)) > 20 for one in before)
@@ -213,8 +212,8 @@ def test_stand_ins_of_messages_are_new_for_every_rendering(byte_tokenizer, monke
         seen.extend(message["content"] for message in messages)
         return apply(tokenizer, messages, generation)
 
-    apply = templates.apply_template
-    monkeypatch.setattr(templates, "apply_template", spy)
+    apply = messages.apply_template
+    monkeypatch.setattr(messages, "apply_template", spy)
     for _ in range(2):
         render_prompt(byte_tokenizer, SPELT)
     stand_ins = [text for text in seen if text != SPELT]
@@ -222,8 +221,8 @@ def test_stand_ins_of_messages_are_new_for_every_rendering(byte_tokenizer, monke
 
 
 def test_a_mark_that_text_spells_at_its_beginning_is_not_taken_off():
-    assert templates.plain("<|end|>a").without_leading("<|end|>").text == "<|end|>a"
-    assert templates.marks("<|end|>a").without_leading("<|end|>").text == "a"
+    assert messages.plain("<|end|>a").without_leading("<|end|>").text == "<|end|>a"
+    assert messages.marks("<|end|>a").without_leading("<|end|>").text == "a"
 
 
 def test_marks_that_swallow_the_space_beside_them_do_so_beside_text_that_spells_marks():

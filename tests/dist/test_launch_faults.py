@@ -16,8 +16,8 @@ from helpers import changed, read_jsonl
 from dist.processes import _server, free_port
 from tether import api
 from tether.config import LaunchSection
-from tether.dist import launch
-from tether.dist.cluster import connected, import_ray
+from tether.dist import ray_launch
+from tether.dist.ray_cluster import connected, import_ray
 from tether.errors import OthersLost, RunStopped, UserError
 
 
@@ -102,7 +102,7 @@ def endless(tiny_config) -> dict:
 def silence_of(rank: int, heard_by: int) -> str:
     return (
         f"Process {heard_by} of 2 cannot go on: no answer from process {rank} "
-        f"(launch.timeout_seconds = 3)."
+        f"(ray_launch.timeout_seconds = 3)."
     )
 
 
@@ -165,7 +165,7 @@ def test_a_process_alone_does_not_wait_for_ever(endless, rank):
     with running(2, endless, [rank]) as run:
         said = run.wait(rank, 30)
     assert said.startswith(f"OthersLost: Process {rank} of 2 could not meet the others")
-    assert "in 3 s (launch.timeout_seconds)" in said
+    assert "in 3 s (ray_launch.timeout_seconds)" in said
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
@@ -210,9 +210,9 @@ def _joining(address: str | None, workers: int = 2):
 
 
 def test_other_versions_are_refused_by_name(monkeypatch):
-    monkeypatch.setattr(launch, "versions", lambda: {"torch": "2.12.0", "ray": "2.60.0"})
+    monkeypatch.setattr(ray_launch, "versions", lambda: {"torch": "2.12.0", "ray": "2.60.0"})
     with pytest.raises(UserError, match=r"has torch 2\.12\.0, where the .* has torch 2\.13\.0;"):
-        launch._refuse_other_versions({"torch": "2.13.0", "ray": "2.60.0"})
+        ray_launch._refuse_other_versions({"torch": "2.13.0", "ray": "2.60.0"})
 
 
 class Failed(Exception):
@@ -223,15 +223,15 @@ class Failed(Exception):
 def test_a_lost_worker_is_told_from_a_fault_of_the_program():
     gone = type("ActorDiedError", (Exception,), {"__module__": "ray.exceptions"})("x")
     silent = OthersLost(silence_of(1, heard_by=0))
-    lost = launch.explain(Failed(r0=silent, r1=gone), 2)
+    lost = ray_launch.explain(Failed(r0=silent, r1=gone), 2)
     assert isinstance(lost, RunStopped)
     assert str(lost).startswith("Worker 1 of the run was lost; workers were started 3 times")
-    assert "no answer from process 1 (launch.timeout_seconds = 3); workers" in str(
-        launch.explain(Failed(r0=silent), 0)
+    assert "no answer from process 1 (ray_launch.timeout_seconds = 3); workers" in str(
+        ray_launch.explain(Failed(r0=silent), 0)
     )
-    nowhere = launch.explain(Exception("ModuleNotFoundError: No module named 'tether'"), 2)
+    nowhere = ray_launch.explain(Exception("ModuleNotFoundError: No module named 'tether'"), 2)
     assert isinstance(nowhere, UserError)
-    fault = launch.explain(Failed(r1=KeyError("beta")), 2)
+    fault = ray_launch.explain(Failed(r1=KeyError("beta")), 2)
     assert isinstance(fault, RuntimeError)
     assert "beta" in str(fault)
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dist.processes import run_processes
-from tether.dist.reduce import from_first, gather, gather_results
+from tether.dist.collectives import from_first, gather, gather_results
 from tether.dist.wire import pack, unpack
 from tether.dist.world import entered
 from tether.errors import RunStopped, UserError
 from tether.rewards.scorers import Verdict
-from tether.run.events import Event
+from tether.run.metrics import Event
 from tether.types import Moments
 
 LISTENING = "0A"

@@ -17,7 +17,7 @@ from helpers import changed, read_jsonl
 
 from dist.processes import free_port
 from tether import api
-from tether.dist import launch
+from tether.dist import ray_launch
 from tether.errors import UserError
 from tether.train.watch import Watcher
 
@@ -114,7 +114,7 @@ def test_what_a_worker_refuses_is_what_the_command_says(config, cluster, monkeyp
     with pytest.raises(UserError, match=r"nowhere\.py, which is not a file"):
         api.train(broken)
     assert not Path(config["run"]["dir"]).exists()
-    monkeypatch.setattr(launch, "versions", lambda: {"torch": "1.0"})
+    monkeypatch.setattr(ray_launch, "versions", lambda: {"torch": "1.0"})
     with pytest.raises(UserError, match=r"has torch 2\S+, where the command .* has torch 1\.0;"):
         api.train(config)
 

@@ -12,7 +12,7 @@ from dist.processes import run_processes
 from tether import api
 from tether.dist.world import world
 from tether.rollout.local import LocalSampler
-from tether.train.tensors import read_tensors
+from tether.train.checkpoint_files import read_tensors
 from tether.types import Rollout
 
 GRPO = {"advantage__estimator": "grpo", "critic": {}, "actor__aggregation": "seq_mean_token_sum"}

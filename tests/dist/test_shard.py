@@ -28,23 +28,23 @@ from transformers import (
 from dist.processes import free_port, run_processes
 from dist.test_runs import assert_same, at, difference, lines, ragged, train  # noqa: F401
 from tether import api
-from tether.algo.aggregation import weighted_sum
+from tether.algo.masked import weighted_sum
 from tether.algo.losses import clip_policy_loss
 from tether.config import LoraSection
-from tether.dist.parts import gathered, in_parts, own_part, part_like, put
-from tether.dist.shard import let_go, shard, whole
+from tether.dist.dtensor import gathered, in_parts, own_part, part_like, put
+from tether.dist.fsdp import let_go, shard, whole
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import entered, world
 from tether.errors import UserError
-from tether.models.adapters import add_adapter, learned
+from tether.models.lora import add_adapter, learned
 from tether.models.critic import Critic
 from tether.models.forward import recompute_in_backward
 from tether.models.policy import Policy
-from tether.models.reference import AdapterOffReference
+from tether.models.policy import AdapterOffReference
 from tether.models.reward_model import RewardModel, decoder_head
-from tether.train.optimizer import Optimizer
-from tether.train.updates.minibatches import Terms, Walk, walk_minibatches
-from tether.train.updates.report import Report
+from tether.ppo.optimizer import Optimizer
+from tether.ppo.updates.minibatches import Terms, Walk, walk_minibatches
+from tether.ppo.updates.minibatches import Report
 from tether.types import Experience, Minibatch
 
 VOCABULARY = 37  # divided by nothing

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from helpers import sequences_of
 from hypothesis import given
 
-from tether.data.collate import own_microbatches, stack
+from tether.data.batching import own_microbatches, stack
 from tether.dist import world as worlds
-from tether.dist.share import balanced, block
+from tether.data.batching import balanced, block
 from tether.dist.world import World
 from tether.types import Call, Rollout
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tether.errors import UserError
-from tether.explain.divergence import parse_pair, sample_estimates, tell_exact, tell_samples
+from tether.explain.kl_table import parse_pair, sample_estimates, tell_exact, tell_samples
 
 P, Q = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]  # KL is 0.25 ln 2 both ways: 0.25 bits
 

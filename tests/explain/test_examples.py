@@ -6,9 +6,9 @@ from itertools import groupby
 
 import pytest
 
-from tether.explain import recompute
+from tether.explain import example_sums
+from tether.explain.example_sums import huffman_lengths
 from tether.explain.examples import EXAMPLES, TOLERANCE
-from tether.explain.recompute_kl import huffman_lengths
 
 TYPED = {
     "kl-die": [0.242586, 0.349978, 0.293893, 0.423998],
@@ -241,9 +241,9 @@ def test_a_kl_bound_moves_no_more_probability_than_is_said():
 
 def test_a_wrong_number_is_a_difference(monkeypatch):
     [steps] = [e for e in EXAMPLES if e.id == "steps"]
-    monkeypatch.setattr(recompute, "optimizer_steps", lambda *counts: [63.0])
+    monkeypatch.setattr(example_sums, "optimizer_steps", lambda *counts: [63.0])
     assert steps.difference() == 1.0
-    monkeypatch.setattr(recompute, "optimizer_steps", lambda *counts: [])
+    monkeypatch.setattr(example_sums, "optimizer_steps", lambda *counts: [])
     assert steps.difference() == float("inf")
 
 

@@ -7,9 +7,8 @@ import pytest
 from helpers import distinct_letters
 
 from tether import api
-from tether.explain.page import to_html
-from tether.explain.section import Section, Table, number
-from tether.explain.story import tell
+from tether.explain.document import Section, Table, number, to_html
+from tether.explain.trace_text import tell
 
 
 @pytest.fixture(scope="module")

@@ -202,7 +202,7 @@ def test_remax_compares_with_the_models_own_greedy_response(recipe):
 
 
 def trace_model(path: str) -> str:
-    from tether.recipes import load_config
+    from tether.config.load import load_config
 
     return load_config(path).model.actor
 

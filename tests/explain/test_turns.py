@@ -5,7 +5,7 @@ from faults.searching_world import make_searching_world
 
 from explain.test_story import texts as texts_of
 from tether import api
-from tether.explain.story import tell
+from tether.explain.trace_text import tell
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from starlette.testclient import TestClient
 from tether.view.server import make_app
-from tether.view.source import Folder
+from tether.view.run_reader import Folder
 page = TestClient(make_app(Folder(Path(sys.argv[1])), "127.0.0.1", 8377), "http://127.0.0.1:8377")
 for path in ("", "/odd", "/odd/evals", "/odd/events", "/odd/series?names=x", "/odd/rollouts/0"):
     answer = page.get(f"/api/runs{path}")

@@ -25,10 +25,10 @@ class FullFor:
     saves: int
 
     def __call__(self) -> None:
-        from tether.train import stage
+        from tether.config.stages import loop
 
-        stage.WAIT_SECONDS = 0.2
-        publish, tried = stage.publish, []
+        loop.WAIT_SECONDS = 0.2
+        publish, tried = loop.publish, []
 
         def full_at_first(*arguments: object) -> object:
             tried.append(arguments)
@@ -36,7 +36,7 @@ class FullFor:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return publish(*arguments)
 
-        stage.publish = full_at_first
+        loop.publish = full_at_first
 
 
 @dataclass(frozen=True)

@@ -97,16 +97,16 @@ def _sampler_logits(spoil: Spoil) -> None:
 
 def _training_logits(spoil: Spoil) -> None:
     """Only where gradients flow: the forward pass of the update."""
-    from tether.models import heads
+    from tether.models import token_log_probs
 
     _count_iterations()
-    original = heads.tempered_logits
+    original = token_log_probs.tempered_logits
 
     def spoiled(head: Callable, states: torch.Tensor, temperature: float) -> torch.Tensor:
         logits = original(head, states, temperature)
         return _row_of_logits(logits, spoil) if spoil.now() and states.requires_grad else logits
 
-    heads.tempered_logits = spoiled
+    token_log_probs.tempered_logits = spoiled
 
 
 def _old_log_probs(spoil: Spoil) -> None:
@@ -140,7 +140,7 @@ def _new_values(spoil: Spoil) -> None:
 
 
 def _gradients(spoil: Spoil) -> None:
-    from tether.train.optimizer import Optimizer
+    from tether.ppo.optimizer import Optimizer
 
     _count_iterations()
     original = Optimizer.step

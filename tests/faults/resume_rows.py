@@ -27,13 +27,13 @@ from faults.trials import (
     tether,
 )
 from faults.world import ITERATIONS, PROMPTS, World, fingerprint, iterations_written
-from tether.run.checkpoints import newest_whole, problem_with
+from tether.run.checkpoint_store import newest_whole, problem_with
 
 WORKERS = 2
 # What a save does that a kill could fall between.
 STEPS_OF_A_SAVE = (
     *("os:fsync", "os:rename", "os:replace", "shutil:rmtree"),
-    *("tether.train.tensors:save_file", "tether.run.checkpoints:_sha256"),
+    *("tether.train.checkpoint_files:save_file", "tether.run.checkpoint_store:_sha256"),
 )
 SAVE = "tether.train.loop:save_checkpoint"
 RESUMED = 5  # every so many of R2's runs; 5 shares no factor with the steps of a save
@@ -217,10 +217,10 @@ def r3_ten_kills(bench: Bench, tries: int) -> Row:
 # many calls later it falls in the next round.
 PLACES = {
     "rollout": ("tether.rollout.local:choose_tokens", 31, 7),
-    "scoring": ("tether.rewards.process:RewardProcess.receive", 25, 7),
-    "update": ("tether.train.optimizer:Optimizer.step", 9, 7),
-    "save": ("tether.run.checkpoints:_sha256", 4, 7),
-    "eval": ("tether.train.evaluate:score_responses", 2, 1),  # two calls an evaluation
+    "scoring": ("tether.rewards.worker:RewardProcess.receive", 25, 7),
+    "update": ("tether.ppo.optimizer:Optimizer.step", 9, 7),
+    "save": ("tether.run.checkpoint_store:_sha256", 4, 7),
+    "eval": ("tether.ppo.evaluate:score_responses", 2, 1),  # two calls an evaluation
 }
 SENDINGS = {
     "SIGTERM": (Signals(signal.SIGTERM), 143),

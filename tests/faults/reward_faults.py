@@ -13,7 +13,7 @@ from faults import trials
 from faults.attempt import Attempt, no_traceback, train
 from faults.row import Row, tally
 from faults.world import World
-from tether.train.trial import ROWS as TRIED
+from tether.ppo.scoring import ROWS as TRIED
 
 PROMPTS, SAMPLES = 2, 4
 ROWS = PROMPTS * SAMPLES

@@ -111,7 +111,10 @@ class Signals:
 
     def __call__(self) -> None:
         if self.second is not None:
-            wrap("tether.run.checkpoints:_sha256", before=lambda: os.kill(os.getpid(), self.second))
+            wrap(
+                "tether.run.checkpoint_store:_sha256",
+                before=lambda: os.kill(os.getpid(), self.second),
+            )
         os.kill(os.getpid(), self.first)
 
 

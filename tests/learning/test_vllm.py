@@ -6,7 +6,7 @@ import pytest
 from helpers import read_jsonl
 
 from tether import api
-from tether.recipes import load_config
+from tether.config.load import load_config
 
 
 @pytest.mark.learn

@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM
 import tether
 from tether import api
 from tether.errors import UserError
-from tether.models.adapters import learned
-from tether.models.reference import AdapterOffReference, FrozenReference
-from tether.run.checkpoints import latest_checkpoint
-from tether.train.controls import first_controls
-from tether.train.planning.plan import make_plan
-from tether.train.roles import build_roles
-from tether.train.updates import update_actor, update_critic
+from tether.models.lora import learned
+from tether.models.policy import AdapterOffReference, FrozenReference
+from tether.planning.plan import make_plan
+from tether.ppo.result import first_controls
+from tether.ppo.roles import build_roles
+from tether.ppo.updates.actor import update_actor, update_critic
+from tether.run.checkpoint_store import latest_checkpoint
 
 LORA = {"rank": 4, "alpha": 8.0}
 

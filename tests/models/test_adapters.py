@@ -12,10 +12,9 @@ from transformers.pytorch_utils import Conv1D
 from models.families import FAMILIES, make_family
 from tether.config import LoraSection
 from tether.errors import UserError
-from tether.models.adapters import add_adapter, learned, load_learned, merge_adapter
 from tether.models.critic import Critic
-from tether.models.policy import Policy
-from tether.models.reference import AdapterOffReference, FrozenReference
+from tether.models.lora import add_adapter, learned, load_learned, merge_adapter
+from tether.models.policy import AdapterOffReference, FrozenReference, Policy
 
 ROWS = [([5, 9, 200], [7, 8, 256]), ([1], [2, 3, 4, 5, 6, 7]), (list(range(11, 18)), [18])]
 every_family = pytest.mark.parametrize("family", FAMILIES)

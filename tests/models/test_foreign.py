@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tether.errors import UserError
-from tether.models.foreign import refuse_foreign
+from tether.models.untrusted import refuse_foreign
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tether.models import heads
-from tether.models.heads import token_full_kl, token_log_probs_and_entropies
+from tether.models import token_log_probs
+from tether.models.token_log_probs import token_full_kl, token_log_probs_and_entropies
 
 VOCABULARY = 40
 
@@ -41,8 +41,8 @@ def gradients(found, weights, parts, states, head):
 @pytest.mark.parametrize("block", [1, 3, 1000])
 def test_values_and_gradients_are_autograds(monkeypatch, bias, temperature, parts, cells, block):
     """Log-prob alone, entropy alone, both; kept in one chunk, or made again in several."""
-    monkeypatch.setattr(heads, "CHUNK_LOGITS", cells * VOCABULARY)
-    monkeypatch.setattr(heads, "BLOCK_LOGITS", block * VOCABULARY)
+    monkeypatch.setattr(token_log_probs, "CHUNK_LOGITS", cells * VOCABULARY)
+    monkeypatch.setattr(token_log_probs, "BLOCK_LOGITS", block * VOCABULARY)
     head, states, ids, mask, weights = problem(bias)
     found = token_log_probs_and_entropies(head, states, ids, mask, temperature)
     expected = by_autograd(head, states, ids, mask, temperature)
@@ -56,8 +56,8 @@ def test_values_and_gradients_are_autograds(monkeypatch, bias, temperature, part
 @pytest.mark.parametrize("piece", [1, 2, 5])
 @pytest.mark.parametrize("block", [1, 2])
 def test_pieces_and_blocks_change_no_value_and_no_gradient(monkeypatch, piece, block):
-    monkeypatch.setattr(heads, "PIECE_LOGITS", piece * VOCABULARY)
-    monkeypatch.setattr(heads, "BLOCK_LOGITS", block * VOCABULARY)
+    monkeypatch.setattr(token_log_probs, "PIECE_LOGITS", piece * VOCABULARY)
+    monkeypatch.setattr(token_log_probs, "BLOCK_LOGITS", block * VOCABULARY)
     head, states, ids, mask, weights = problem(True)
     found = token_log_probs_and_entropies(head, states, ids, mask, 0.6)
     expected = by_autograd(head, states, ids, mask, 0.6)
@@ -82,7 +82,7 @@ def test_two_graphs_at_once_have_rooms_of_their_own():
 
 @pytest.mark.parametrize("cells", [1, 4, 1000])
 def test_full_kl_and_its_gradient_are_autograds_in_any_number_of_chunks(monkeypatch, cells):
-    monkeypatch.setattr(heads, "PIECE_LOGITS", cells * VOCABULARY)
+    monkeypatch.setattr(token_log_probs, "PIECE_LOGITS", cells * VOCABULARY)
     head, states, _, mask, weights = problem(True)
     other, other_states, *_ = problem(True)
     other.weight.data += 0.3
@@ -146,6 +146,6 @@ def test_room_kept_on_one_device_is_not_lent_to_another():
     for device in ("cpu", "meta"):
         weight, states = (torch.zeros(n, 4, device=device, requires_grad=True) for n in (9, 3))
         ids = torch.zeros(3, dtype=torch.long, device=device)
-        log_probs, _ = heads.ReadTokens.apply(states, weight, None, ids, 1.0, True)
+        log_probs, _ = token_log_probs.ReadTokens.apply(states, weight, None, ids, 1.0, True)
         log_probs.sum().backward()
         assert weight.grad.device.type == device

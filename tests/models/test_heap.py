@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tether.models.heap import WORTH_GIVING_BACK, give_back
+from tether.support.memory import WORTH_GIVING_BACK, give_back
 
 
 def resident() -> int:

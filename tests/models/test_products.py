@@ -7,15 +7,15 @@ import torch
 from conftest import tiny_llama
 from torch import nn
 
-from tether.models import products
-from tether.models.products import OneDnnLinear, Product, product, use_onednn
+from tether.models import cpu_matmul
+from tether.models.cpu_matmul import OneDnnLinear, Product, product, use_onednn
 
-needs_onednn = pytest.mark.skipif(not products.ON_BOARD, reason="torch without oneDNN on x86")
+needs_onednn = pytest.mark.skipif(not cpu_matmul.ON_BOARD, reason="torch without oneDNN on x86")
 
 
 @pytest.fixture(autouse=True)
 def however_small(monkeypatch):
-    monkeypatch.setattr(products, "WORTH_IT", 1)
+    monkeypatch.setattr(cpu_matmul, "WORTH_IT", 1)
 
 
 def matrices(*shapes):

@@ -9,15 +9,12 @@ from itertools import islice
 import pytest
 from helpers import read_jsonl
 
-from tether.data.arithmetic import split_of
-from tether.data.courtesy import MANNERS, Question, demonstrate, draw_questions, utility
+from tether.config.load import load_config, validate_config
+from tether.config.stages import PipelineConfig
 from tether.errors import UserError
-from tether.pipeline.layout import Layout
-from tether.pipeline.preferences import label
-from tether.pipeline.report import won
-from tether.pipeline.run import PipelineWatcher, run_pipeline
-from tether.recipes import load_config, validate_config
-from tether.stages import PipelineConfig
+from tether.stages.rlhf import Layout, PipelineWatcher, label, run_pipeline, won
+from tether.tasks.arithmetic import split_of
+from tether.tasks.courtesy import MANNERS, Question, demonstrate, draw_questions, utility
 
 ASKED = Question("Do you know that 12+34=?", "english", "12+34", 46)
 CHINESE = Question("你知道12+34=?吗？", "chinese", "12+34", 46)

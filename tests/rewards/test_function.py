@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tether.errors import UserError
-from tether.rewards.function import (
+from tether.rewards.functions import (
     call_reward,
     describe,
     load_reward,

@@ -16,11 +16,11 @@ from transformers import (
 
 import tether
 from tether import api
+from tether.config.load import validate_config
 from tether.errors import UserError
 from tether.models.reward_model import RewardModel, load_reward_model
-from tether.recipes import validate_config
+from tether.ppo.roles import build_roles
 from tether.rewards.learned import LearnedScorer, Scale, measure_scale
-from tether.train.roles import build_roles
 
 CPU = torch.device("cpu")
 EOS = 256
@@ -181,7 +181,7 @@ def test_a_resumed_run_keeps_its_scale_and_ends_in_the_same_bits(learned_config,
 def test_a_resumed_run_takes_its_scale_from_the_checkpoint(learned_config, monkeypatch):
     first = tether.train(changed(learned_config, train__iterations=1))
     kept = json.loads((first.run / "checkpoints/000001/state.json").read_text())["reward_scale"]
-    monkeypatch.setattr("tether.train.normalisation.measure_scale", lambda raw: Scale(9.0, 9.0))
+    monkeypatch.setattr("tether.ppo.roles.measure_scale", lambda raw: Scale(9.0, 9.0))
     resumed = api.resume(first.run, {"train.iterations": 2})
     state = json.loads((resumed.run / "checkpoints/000002/state.json").read_text())
     assert state["reward_scale"] == kept

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tether.errors import UserError
-from tether.rewards.function import call_reward
+from tether.rewards.functions import call_reward
 from tether.rewards.parts import Part
 from tether.rewards.rules import (
     RULES,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tether.rewards.function import call_reward
-from tether.rewards.search import search_answer, search_format, search_retrieval
+from tether.rewards.functions import call_reward
+from tether.rewards.rules import search_answer, search_format, search_retrieval
 
 
 @pytest.mark.parametrize(

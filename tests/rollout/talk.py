@@ -2,9 +2,9 @@
 
 from tether.config import RolloutSection
 from tether.models.loading import Vocabulary
-from tether.rollout.episode import Done
-from tether.rollout.speech import Speech
+from tether.rollout.sampler import Done
 from tether.rollout.tools.tool import Tool, Toolbox
+from tether.rollout.turn_tokens import Speech
 from tether.rollout.turns import MultiTurn
 
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from tether.rollout import calls
-from tether.rollout.calls import AT_ONCE, Refused, Request, call_all
+from tether.rollout import tool_calls
+from tether.rollout.tool_calls import AT_ONCE, Refused, Request, call_all
 
 
 def request(run, arguments: str = "", timeout_seconds: float = 5.0) -> Request:
@@ -104,7 +104,7 @@ def test_a_call_that_ends_after_its_limit_has_failed_though_others_still_run():
 
 
 def test_past_too_many_hanging_calls_nothing_is_called_until_they_end(gate, monkeypatch):
-    monkeypatch.setattr(calls, "MAX_STUCK", 2)
+    monkeypatch.setattr(tool_calls, "MAX_STUCK", 2)
     call_all([request(lambda _: gate.wait(), timeout_seconds=0.1) for _ in range(2)])
     called = []
     [refused] = call_all([request(called.append)])

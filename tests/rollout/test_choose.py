@@ -7,8 +7,8 @@ from helpers import f64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.rollout.choose import choose_tokens, inverse_cdf
-from tether.rollout.episode import Greedy
+from tether.rollout.sampler import Greedy
+from tether.rollout.token_choice import choose_tokens, inverse_cdf
 
 weights = st.lists(st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
 LARGEST = 1 - 2**-53  # the largest number that uniform() can give

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from models.families import FAMILIES, make_family
 
 from tether.config import LoraSection
-from tether.models import packing
-from tether.models.adapters import add_adapter, learned
-from tether.models.cache import SlotCache
+from tether.models import cpu_matmul
+from tether.models.kv_cache import SlotCache
+from tether.models.lora import add_adapter, learned
 from tether.rollout import local
-from tether.rollout.episode import Done, Draw, Greedy, Observe, SingleTurn
 from tether.rollout.local import LocalSampler
+from tether.rollout.sampler import Done, Draw, Greedy, Observe, SingleTurn
 
 PROMPTS = [[5, 9, 200, 4], [1], [11, 12], [0, 0, 0, 0, 0, 21], [7, 7], [250], [3, 2, 1]]
 MANY_EOS = frozenset(range(0, 256, 8))
@@ -164,8 +164,8 @@ def test_an_adapter_is_merged_for_the_rollout_and_the_base_is_untouched():
 
 def test_packed_weights_give_the_same_numbers_and_are_left_afterwards(tiny_model, monkeypatch):
     plain = sampled(tiny_model, PROMPTS)
-    monkeypatch.setattr(packing, "WORTH_PACKING", 1)
-    with packing.packed(tiny_model):
+    monkeypatch.setattr(cpu_matmul, "WORTH_PACKING", 1)
+    with cpu_matmul.packed(tiny_model):
         layers = [layer for layer in tiny_model.modules() if "forward" in vars(layer)]
     assert len(layers) == sum(type(m) is torch.nn.Linear for m in tiny_model.modules())
     found = sampled(tiny_model, PROMPTS)

@@ -9,15 +9,15 @@ from rollout.completions import Server, adds, choice
 from tether import api, assets
 from tether.errors import UserError
 from tether.models.loading import load_vocabulary_alone
-from tether.rollout import endpoint
-from tether.rollout.endpoint import Endpoint, completions_url
+from tether.rollout import openai
 from tether.rollout.engine import EngineSampler
-from tether.rollout.episode import Draw, Greedy, SingleTurn
+from tether.rollout.openai import Endpoint, completions_url
+from tether.rollout.sampler import Draw, Greedy, SingleTurn
 
 
 @pytest.fixture
 def serve(monkeypatch):
-    monkeypatch.setattr(endpoint, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(openai, "PAUSE_SECONDS", 0.0)
     servers = []
 
     def serve(answer) -> Server:

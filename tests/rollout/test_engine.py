@@ -8,8 +8,8 @@ from helpers import generated, response, slow_log_probs
 
 from rollout.talk import episode
 from tether.rollout.engine import Completion, Engine, EngineSampler
-from tether.rollout.episode import Done, Draw, Greedy, Observe, Sampler, SingleTurn
 from tether.rollout.local import LocalSampler
+from tether.rollout.sampler import Done, Draw, Greedy, Observe, Sampler, SingleTurn
 
 EOS = frozenset({256, 7})
 PROMPTS = [[5, 9, 200, 4], [1], [11, 12], [0, 0, 0, 0, 0, 21], [250], [3, 2, 1]]

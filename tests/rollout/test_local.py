@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tether.algo.random import uniform
-from tether.data.collate import join
+from tether.data.batching import join
 from tether.models.policy import Policy
-from tether.rollout.episode import Done, Draw, Greedy, Observe, SingleTurn
+from tether.rollout.sampler import Done, Draw, Greedy, Observe, SingleTurn
 
 PROMPTS = [[5, 9, 200, 4], [1], [11, 12], [0, 0, 0, 0, 0, 21], [7, 7], [250]]
 MANY_EOS = tuple(range(0, 256, 8))  # so that rows end at different columns

@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerFast
 
 from rollout.talk import ECHO, OTHER, episode, say, settings, vocabulary
 from tether.errors import UserError
-from tether.rollout.calls import Refused
-from tether.rollout.episode import Done, Draw, Observe
-from tether.rollout.speech import Speech
+from tether.rollout.sampler import Done, Draw, Observe
+from tether.rollout.tool_calls import Refused
 from tether.rollout.tools.build import build_turns
 from tether.rollout.tools.tool import Tool, Toolbox, as_tool
+from tether.rollout.turn_tokens import Speech
 from tether.rollout.turns import MultiTurn, answer_all
 from tether.types import Prompts
 

@@ -28,12 +28,12 @@ from transformers import (
 
 from tether.config import LoraSection
 from tether.errors import RunStopped, UserError
-from tether.models.adapters import add_adapter, learned
+from tether.models.lora import add_adapter, learned
+from tether.ppo.roles import build_roles
 from tether.rollout import vllm
 from tether.rollout.engine import EngineSampler, Request
-from tether.rollout.episode import Draw, Greedy, SingleTurn
 from tether.rollout.local import LocalSampler
-from tether.train.roles import build_roles
+from tether.rollout.sampler import Draw, Greedy, SingleTurn
 
 from .test_engine import Talk
 
@@ -320,7 +320,7 @@ def test_an_adapter_is_sampled_with(engines):
 
 @needs_vllm
 def test_recorded_log_probs_are_the_trainer_s_at_the_run_s_temperature(engines):
-    from tether.data.collate import join
+    from tether.data.batching import join
     from tether.models.policy import Policy
 
     model, draw = make("smollm2"), Draw(3, "token", 0)

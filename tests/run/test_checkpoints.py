@@ -4,7 +4,7 @@ import os
 import pytest
 
 from tether.errors import UserError
-from tether.run.checkpoints import (
+from tether.run.checkpoint_store import (
     all_checkpoints,
     latest_checkpoint,
     newest_whole,

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import nn
 
+from tether.config.stages import SFTConfig
+from tether.config.stages import loop as stages
+from tether.dist.interrupt import Interrupt
 from tether.errors import RunStopped, UserError
-from tether.run.checkpoints import all_checkpoints, newest_whole, prune, publish, set_aside
+from tether.ppo.evaluate import Evaluation, estimate
+from tether.run.checkpoint_store import all_checkpoints, newest_whole, prune, publish, set_aside
 from tether.run.directory import create_run_directory
 from tether.run.lock import is_being_written
 from tether.run.writer import RunWriter, cut_back
-from tether.stages import SFTConfig
-from tether.train import stage as stages
-from tether.train.evaluate import Evaluation, estimate
 from tether.train.export import model_card
-from tether.train.interrupt import Interrupt
 from tether.types import Scores
 
 # Reading it gives EIO, and every user may try.
@@ -177,7 +177,7 @@ def test_an_interval_without_bounds_survives_its_way_through_the_file(tmp_path):
 
 
 def test_a_model_card_has_no_infinite_interval(tiny_config):
-    from tether.recipes import validate_config
+    from tether.config.load import validate_config
 
     one = estimate(Scores(torch.tensor([0.4]), torch.tensor([True]), torch.tensor([True])))
     evaluations = [Evaluation(i, one, one, None) for i in (0, 2)]

@@ -17,10 +17,10 @@ import pytest
 from helpers import changed, distinct_letters, read_jsonl
 
 import tether
+from tether.config.load import validate_config
 from tether.errors import UserError
-from tether.recipes import validate_config
-from tether.run.track import Tail, numbers_in
-from tether.run.trackers import Trackers
+from tether.run.tracking.manager import Trackers
+from tether.run.tracking.process import Tail, numbers_in
 from tether.run.writer import cut_back
 
 Points = dict[tuple[str, int], list[float]]
@@ -126,7 +126,7 @@ def tracker_events(run: Path) -> list[str]:
 
 
 def track(run: Path, tracker: str, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "tether.run.track", str(run), tracker]
+    command = [sys.executable, "-m", "tether.run.tracking.process", str(run), tracker]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
 
 
@@ -260,7 +260,7 @@ def test_a_file_that_was_cut_back_is_read_from_its_top(tmp_path):
 
 
 def follower(run: Path, tracker: str = "tensorboard") -> subprocess.Popen:
-    command = [sys.executable, "-m", "tether.run.track", str(run), tracker, "--follow"]
+    command = [sys.executable, "-m", "tether.run.tracking.process", str(run), tracker, "--follow"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -294,7 +294,7 @@ def test_a_follower_sends_lines_as_they_come_and_the_last_ones_at_the_end(record
 PARENT = """
 import sys, time
 from pathlib import Path
-from tether.run.trackers import Trackers
+from tether.run.tracking.manager import Trackers
 trackers = Trackers(Path(sys.argv[1]), ["tensorboard"])
 assert trackers.start() == []
 print(trackers.processes["tensorboard"].pid, flush=True)
@@ -322,7 +322,7 @@ def _is_zombie(pid: int) -> bool:
 
 def test_a_tracker_that_hangs_is_ended_by_the_kernel_once_its_run_is_gone():
     hang = (
-        "import threading, time, tether.run.track as track\n"
+        "import threading, time, tether.run.tracking.process as track\n"
         "track.GRACE_SECONDS = 0\n"
         "track.end_with_input(threading.Event())\n"
         "print('ready', flush=True)\n"
@@ -411,7 +411,9 @@ def test_one_that_ends_early_is_noticed_once(reason, fake_wandb, recorded):
     [event] = trackers.ended()
     assert event.kind == "tracker"
     assert event.message.startswith(f"tracker wandb {reason}")
-    assert event.message.endswith(f"`python -m tether.run.track {recorded} wandb` sends the rest")
+    assert event.message.endswith(
+        f"`python -m tether.run.tracking.process {recorded} wandb` sends the rest"
+    )
     assert "\n" not in event.message
     assert trackers.ended() == trackers.close() == []
 
@@ -423,7 +425,7 @@ def test_whatever_a_tracker_does_the_run_is_the_same_and_has_one_event(
     place, wrong = IN_A_RUN[reason]
     fake_wandb(**{place: wrong})
     grace = 2.0 if "sleep" in wrong else 20.0
-    monkeypatch.setattr("tether.run.trackers.GRACE_SECONDS", grace)
+    monkeypatch.setattr("tether.run.tracking.manager.GRACE_SECONDS", grace)
     config = changed(tiny_config, run__trackers=["wandb"])
     result = tether.train(config, reward=distinct_letters)
     assert result.iterations_done == 2

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from tether.errors import UserError
-from tether.run.checkpoints import latest_checkpoint
-from tether.run.events import Event
+from tether.run.checkpoint_store import latest_checkpoint
+from tether.run.metrics import Event
 from tether.run.reader import find_runs, read_lines
 from tether.run.writer import RunWriter, shortest_floats
 

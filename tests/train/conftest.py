@@ -4,7 +4,7 @@ from helpers import changed, configured, distinct_letters
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tether.models.loading import Vocabulary
-from tether.train.roles import build_roles
+from tether.ppo.roles import build_roles
 
 
 @pytest.fixture

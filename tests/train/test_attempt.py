@@ -9,9 +9,9 @@ from helpers import configured, distinct_letters
 import tether
 from tether.cli.display import Display
 from tether.errors import OthersLost, UserError
-from tether.train.attempt import joined
-from tether.train.evaluate import read_evaluations
+from tether.ppo.evaluate import read_evaluations
 from tether.train.loop import Loop
+from tether.train.session import joined
 
 
 def test_a_tensor_parallel_run_alone_is_told_what_to_write(tiny_config):

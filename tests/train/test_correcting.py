@@ -8,12 +8,12 @@ import torch
 from helpers import changed, distinct_letters, made_experience, read_jsonl
 
 import tether
+from tether.ppo import roles as roles_module
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import first_controls
+from tether.ppo.selfcheck import check_start
+from tether.ppo.updates.trpo import TrustRegion
 from tether.rollout.local import LocalSampler
-from tether.train import roles as roles_module
-from tether.train.controls import first_controls
-from tether.train.iteration import run_iteration
-from tether.train.selfcheck import check_start
-from tether.train.updates.trpo import TrustRegion
 
 
 class Astray:

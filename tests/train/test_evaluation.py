@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import tether
+from tether.ppo.evaluate import Estimate, estimate, evaluate, wilson
 from tether.run.writer import cut_back
-from tether.train.evaluate import Estimate, estimate, evaluate, wilson
 from tether.types import Scores
 
 

@@ -7,8 +7,8 @@ import pytest
 from helpers import changed, read_jsonl
 
 from tether import api
+from tether.config.load import validate_config
 from tether.errors import RunStopped, UserError
-from tether.recipes import validate_config
 
 FAILS = """
 def f(response, answer):

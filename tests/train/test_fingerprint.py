@@ -228,8 +228,8 @@ def test_a_run_of_the_first_version_is_resumed_by_what_its_checkpoint_remembers(
 
     import torch
 
-    from tether.run.checkpoints import publish
-    from tether.train.inputs import hash_ends
+    from tether.run.checkpoint_store import publish
+    from tether.train.fingerprint import hash_ends
 
     (run / "fingerprint.json").unlink()
     (run / "prompts.jsonl").unlink()

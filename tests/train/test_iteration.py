@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers import distinct_letters, response, slow_log_probs
 
+from tether.ppo import iteration as iteration_module
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import Controls
+from tether.ppo.rollout_log import kept_rows, rollout_rows
 from tether.rewards.scorers import InProcessScorer
-from tether.train import iteration as iteration_module
-from tether.train.controls import Controls
-from tether.train.iteration import run_iteration
-from tether.train.record import kept_rows, rollout_rows
 
 BETA = 0.3
 CONTROLS = Controls(beta=BETA, penalty_coef=0.0)

@@ -15,12 +15,12 @@ from helpers import changed, configured, distinct_letters, read_jsonl
 import tether
 from tether.errors import RunStopped, UserError
 from tether.models.loading import load_causal_lm
-from tether.rollout.episode import Greedy, single_turns
-from tether.run.checkpoints import latest_checkpoint
-from tether.train.controls import next_beta
-from tether.train.roles import build_roles
-from tether.train.scoring import score_rollout
-from tether.train.updates import policy, value
+from tether.ppo.result import next_beta
+from tether.ppo.roles import build_roles
+from tether.ppo.scoring import score_rollout
+from tether.ppo.updates import actor, critic
+from tether.rollout.sampler import Greedy, single_turns
+from tether.run.checkpoint_store import latest_checkpoint
 
 REWARDS = """
 def letters(response):
@@ -290,8 +290,8 @@ class Overflowing(torch.autograd.Function):
 def test_gradients_that_overflow_cost_steps_and_not_the_run(tiny_config, monkeypatch, role):
     """The first microbatch of the run has an infinite gradient, and then none has."""
     module, name = {
-        "actor": (policy, "clip_policy_loss"),
-        "critic": (value, "clip_value_loss"),
+        "actor": (actor, "clip_policy_loss"),
+        "critic": (critic, "clip_value_loss"),
     }[role]
     loss_of, factors = getattr(module, name), iter([math.inf])
 
@@ -421,13 +421,13 @@ def test_without_a_reference_there_is_nothing_to_refresh(tiny_config):
 
 def test_a_policy_that_reads_nan_stops_the_run_even_under_stop_kl(tiny_config, monkeypatch):
     """A KL that is not a number must not pass for one that is too large."""
-    loss_of = policy.clip_policy_loss
+    loss_of = actor.clip_policy_loss
 
     def spoiled(*arguments):
         loss = loss_of(*arguments)
         return loss._replace(per_token=loss.per_token * math.nan)
 
-    monkeypatch.setattr(policy, "clip_policy_loss", spoiled)
+    monkeypatch.setattr(actor, "clip_policy_loss", spoiled)
     config = changed(tiny_config, data__heldout=None, actor__stop_kl=5.0, train__iterations=8)
     with pytest.raises(RunStopped, match=r"3 iterations in a row taught nothing.*pg_loss"):
         tether.train(config, reward=distinct_letters)

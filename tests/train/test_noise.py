@@ -3,8 +3,8 @@
 from helpers import changed, read_jsonl
 
 from tether import api
-from tether.recipes import validate_config
-from tether.train.noise import NoiseNotice
+from tether.config.load import validate_config
+from tether.train.notices import NoiseNotice
 from tether.train.watch import Watcher
 
 

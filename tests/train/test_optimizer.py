@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tether.train.optimizer import Optimizer, schedule_factor
+from tether.ppo.optimizer import Optimizer, schedule_factor
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from transformers import GPT2Config, LlamaConfig
 
 from tether import api
 from tether.errors import UserError
-from tether.train.planning.cost import memory_bandwidth, operations, sent
+from tether.planning.cost import memory_bandwidth, operations, sent
 
 # tiny_model_dir: width 32, two heads of 16, two layers of q, k, v, o (32 x 32), gate, up, down
 # (32 x 64) and two norms; an embedding of 260 that is the head as well, and a last norm.
@@ -215,7 +215,7 @@ def test_what_vllm_takes_is_its_own(planned):
 
 
 def test_weights_that_do_not_fit_are_not_loaded(tiny_config, monkeypatch):
-    monkeypatch.setattr("tether.train.planning.preview.free_bytes", lambda device: 2**10)
+    monkeypatch.setattr("tether.planning.preview.free_bytes", lambda device: 2**10)
     plan = api.check(changed(tiny_config))
     assert "more than the 1 KiB that are free here" in plan.notes[0]
     assert plan.train_prompts == 18

@@ -4,10 +4,10 @@ import pytest
 import torch
 from helpers import sample
 
-from tether.data.collate import join
-from tether.train.controls import first_controls
-from tether.train.iteration import run_iteration
-from tether.train.reading import read_before_updates
+from tether.data.batching import join
+from tether.ppo.experience import read_before_updates
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import first_controls
 
 PROMPTS = [[5, 9, 100], [1], [11, 12], [0, 21]]
 

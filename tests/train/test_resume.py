@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 import tether
 from tether import api
+from tether.config.load import validate_config
 from tether.errors import RunStopped, UserError
-from tether.recipes import validate_config
-from tether.run.checkpoints import latest_checkpoint, publish
+from tether.ppo.optimizer import Optimizer
+from tether.run.checkpoint_store import latest_checkpoint, publish
 from tether.run.lock import RunLock
-from tether.train.optimizer import Optimizer
 from tether.train.resume import changed_fields
 from tether.train.watch import Watcher
 

@@ -10,13 +10,12 @@ from helpers import f64, read_jsonl
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tether import api
-from tether.algo.preferences import bradley_terry_losses
-from tether.data.preferences import Pair, dialogue_ids, load_pairs
+from tether.algo.losses import bradley_terry_losses
+from tether.config.stages import PreferenceSection
+from tether.data.dialogues import Pair, dialogue_ids, load_pairs
 from tether.errors import UserError
 from tether.models.reward_model import start_reward_model
-from tether.stages import PreferenceSection
-from tether.train.calibration import Bin, reliability
-from tether.train.reward_modelling import RewardModelStage
+from tether.stages.reward_model import Bin, RewardModelStage, reliability
 
 CPU = torch.device("cpu")
 EOS, USER, ASSISTANT = 256, 258, 259  # of the byte tokenizer

@@ -8,7 +8,7 @@ import pytest
 from faults.searching_world import make_searching_world
 
 from tether import api
-from tether.recipes import load_config
+from tether.config.load import load_config
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tether.errors import RunStopped
-from tether.train.selfcheck import check_rewards_add_up, check_start
+from tether.ppo.selfcheck import check_rewards_add_up, check_start
 from tether.types import Scores
 
 

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tether
 from tether import api
 from tether.config import Config
-from tether.data.conversations import (
+from tether.config.stages import ConversationSection, SFTConfig
+from tether.data.dialogues import (
     Conversation,
     encode_dialogue,
     encode_messages,
@@ -22,9 +23,8 @@ from tether.data.conversations import (
 )
 from tether.errors import UserError
 from tether.models.policy import Policy
-from tether.stages import ConversationSection, SFTConfig
-from tether.train.sft import SFTSettings, SFTStage, train_sft
-from tether.train.stage import StageWatcher
+from tether.stages.loop import StageWatcher
+from tether.stages.sft import SFTSettings, SFTStage, train_sft
 
 EOS, USER, ASSISTANT = 256, 258, 259  # of the byte tokenizer
 

@@ -15,7 +15,7 @@ import tether as package
 from tether import api
 from tether.cli.main import main
 from tether.errors import UserError
-from tether.run.checkpoints import latest_checkpoint
+from tether.run.checkpoint_store import latest_checkpoint
 
 SUMS = [(a, b) for a in range(4) for b in (1, 22, 333)]
 COMPUTE_SCORE = '''

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from tether.data.collate import join, pad_left, pad_right
-from tether.train.controls import Controls
-from tether.train.iteration import run_iteration
-from tether.train.masking import mask_states
+from tether.data.batching import join, pad_left, pad_right
+from tether.ppo.experience import mask_states
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import Controls
 from tether.types import Rollout
 from train.test_iteration import nudge
 

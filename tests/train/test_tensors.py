@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tether.train.tensors import own_tensors, read_tensors, write_tensors
+from tether.train.checkpoint_files import own_tensors, read_tensors, write_tensors
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(1)}
 

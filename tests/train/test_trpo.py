@@ -12,9 +12,10 @@ import torch
 from helpers import logits_before, made_experience
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tether.train.controls import first_controls
-from tether.train.updates import trpo, update_actor
-from tether.train.updates.trpo import TrustRegion
+from tether.ppo.result import first_controls
+from tether.ppo.updates import trpo
+from tether.ppo.updates.actor import update_actor
+from tether.ppo.updates.trpo import TrustRegion
 
 TRPO = {"actor__update__kind": "trpo", "actor__entropy_coef": 0.0}
 EXACT = {**TRPO, "model__dtype": "float64"}

@@ -10,8 +10,8 @@ import pytest
 from helpers import changed
 
 from tether import api
+from tether.config.load import validate_config
 from tether.errors import RunStopped, UserError
-from tether.recipes import validate_config
 
 WORLD = '''
 import string, time

@@ -20,13 +20,13 @@ from helpers import (
 import tether
 from tether.config import GROUP_ESTIMATORS
 from tether.models.critic import Critic, NoCritic
-from tether.models.reference import FrozenReference, NoReference
-from tether.train import roles as roles_module
-from tether.train.controls import Controls, first_controls
-from tether.train.iteration import run_iteration
-from tether.train.record import rollout_rows
-from tether.train.updates import minibatches, update_actor
-from tether.train.updates.policy import kl_from_old, snapshot_for_penalty
+from tether.models.policy import FrozenReference, NoReference
+from tether.ppo import roles as roles_module
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import Controls, first_controls
+from tether.ppo.rollout_log import rollout_rows
+from tether.ppo.updates import minibatches
+from tether.ppo.updates.actor import kl_from_old, snapshot_for_penalty, update_actor
 from tether.types import Sequences
 
 WHOLE = {

@@ -9,10 +9,10 @@ from helpers import captured_gradients, logits_before, made_experience, only_row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.train import updates
-from tether.train.controls import first_controls
-from tether.train.updates import minibatches, update_critic
-from tether.train.updates.minibatches import Walk, row_slices
+from tether.ppo.result import first_controls
+from tether.ppo.updates import actor, minibatches
+from tether.ppo.updates.actor import update_critic
+from tether.ppo.updates.minibatches import Walk, row_slices
 
 WHOLE = {
     "model__dtype": "float64",
@@ -22,7 +22,7 @@ WHOLE = {
 
 
 def update_actor(experience, roles, config, iteration):
-    return updates.update_actor(experience, roles, config, iteration, first_controls(config))
+    return actor.update_actor(experience, roles, config, iteration, first_controls(config))
 
 
 UPDATES = {"actor": update_actor, "critic": update_critic}

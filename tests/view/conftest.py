@@ -9,8 +9,8 @@ from helpers import changed, distinct_letters
 from starlette.testclient import TestClient
 
 import tether
+from tether.view.run_reader import Folder
 from tether.view.server import make_app
-from tether.view.source import Folder
 
 PORT = 8377
 

@@ -9,7 +9,7 @@ import pytest
 
 from tether.errors import UserError
 from tether.view.export import as_script, bundle, export_page, exported_index, file_name
-from tether.view.source import Folder
+from tether.view.run_reader import Folder
 from view.conftest import MadeRun, client_of
 
 HOSTILE = [

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tether.view.answers import read_series
-from tether.view.source import Folder
-from tether.view.table import MAX_POINTS, thin
+from tether.view.api import read_series
+from tether.view.metric_table import MAX_POINTS, thin
+from tether.view.run_reader import Folder
 from view.conftest import MadeRun, client_of
 
 NAMES = [f"part{i // 8}/name{i % 8}" for i in range(40)]
@@ -30,7 +30,7 @@ import sys, time
 from pathlib import Path
 from starlette.testclient import TestClient
 from tether.view.server import make_app
-from tether.view.source import Folder
+from tether.view.run_reader import Folder
 client = TestClient(
     make_app(Folder(Path(sys.argv[1])), "127.0.0.1", 8377), base_url="http://127.0.0.1:8377"
 )

@@ -18,9 +18,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from tether.cli.view import view
-from tether.view.guard import Guard, allowed_hosts
+from tether.view.run_reader import Folder
+from tether.view.security import Guard, allowed_hosts
 from tether.view.server import bind, make_app, make_server
-from tether.view.source import Folder
 from view.conftest import MadeRun
 
 CANARY = "canary-7f3a9c"

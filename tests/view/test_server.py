@@ -17,8 +17,8 @@ from helpers import read_jsonl
 
 from tether.run.glossary import METRICS, TIMINGS
 from tether.run.lock import RunLock
-from tether.view import answers, files, source
-from tether.view.rows import summary
+from tether.view import api, growing_file, run_reader
+from tether.view.rollout_rows import summary
 from view.conftest import MadeRun, client_of
 
 SCORE = "names=score/mean"
@@ -83,7 +83,7 @@ def test_a_file_is_read_on_and_never_again(made, ask, monkeypatch):
     for iteration in range(5, 500):
         made.iterate(iteration)
     ask(f"/series?{SCORE}")
-    opened, read = files.open_inside, []
+    opened, read = growing_file.open_inside, []
 
     class Counting(io.FileIO):
         def read(self, size: int = -1) -> bytes:
@@ -95,11 +95,11 @@ def test_a_file_is_read_on_and_never_again(made, ask, monkeypatch):
         with opened(root, path) as file:
             return Counting(os.dup(file.fileno()), "rb")
 
-    monkeypatch.setattr(files, "open_inside", counting)
+    monkeypatch.setattr(growing_file, "open_inside", counting)
     made.iterate(500)
     assert ask(f"/series?{SCORE}&since=500")["iteration"] == [500]
     assert len(read) == 2  # metrics and timings, once each
-    assert sum(read) < 2 * (files.ANCHOR_BYTES + 100)  # the new line, and what is compared
+    assert sum(read) < 2 * (growing_file.ANCHOR_BYTES + 100)  # the new line, and what is compared
     read.clear()
     assert ask(f"/series?{SCORE}&since=501")["iteration"] == []
     assert read == []  # nothing changed, nothing opened
@@ -408,7 +408,7 @@ def test_a_run_id_may_hold_anything_a_folder_name_may(tmp_path):
 
 
 def test_a_request_that_breaks_the_server_is_said_in_json(made, monkeypatch):
-    monkeypatch.setattr(answers, "list_runs", lambda *a: 1 / 0)
+    monkeypatch.setattr(api, "list_runs", lambda *a: 1 / 0)
     answer = client_of(made.directory.parent).get("/api/runs")
     assert answer.status_code == 500
     assert "terminal" in answer.json()["error"]
@@ -451,7 +451,7 @@ import sys
 from pathlib import Path
 from starlette.testclient import TestClient
 from tether.view.server import make_app
-from tether.view.source import Folder
+from tether.view.run_reader import Folder
 app = make_app(Folder(Path({str(made.directory.parent)!r})), "127.0.0.1", 8377)
 client = TestClient(app, base_url="http://127.0.0.1:8377")
 for path in ("/", "/api/runs", "/api/runs/made", "/api/runs/made/series?names=score/mean"):
@@ -492,7 +492,7 @@ def test_a_huge_row_is_counted_and_not_held(made, ask):
 
 
 def test_rows_beyond_what_is_held_of_a_file_are_counted_off(made, ask, monkeypatch):
-    monkeypatch.setattr(source, "MAX_ROWS_BYTES", 100)
+    monkeypatch.setattr(run_reader, "MAX_ROWS_BYTES", 100)
     path = made.directory / "rollouts" / "000000.jsonl"
     path.write_text("".join(f'{{"schema": 1, "row": {i}, "prompt": "a"}}\n' for i in range(5)))
     body = ask("/rollouts/0")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers import read_jsonl
 
+from tether.view.run_reader import Folder
 from tether.view.settings import own_settings, samples_per_prompt, update_kind
-from tether.view.source import Folder
 from tether.view.whatif import from_log, from_settings, read_kept
 from view.conftest import KINDS, client_of
 

@@ -22,8 +22,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bench.protocol import Job, Result, read_job, write_result
 from tether.rewards.rules import exact_answer
-from tether.rollout.episode import Draw, SingleTurn
 from tether.rollout.local import LocalSampler
+from tether.rollout.sampler import Draw, SingleTurn
 
 
 class Judge:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
 from tether.algo.kl import MAX_LOG_RATIO
 
@@ -170,3 +171,10 @@ def clip_value_loss(
     held = torch.where(beyond, old_values + moved.clamp(-clip, clip), new_values)
     error, held_error = (new_values - returns) ** 2, (held - returns) ** 2
     return ValueLoss(0.5 * torch.maximum(error, held_error), held_error > error)
+
+
+def bradley_terry_losses(
+    chosen: Float[Tensor, " pairs"], rejected: Float[Tensor, " pairs"]
+) -> Float[Tensor, " pairs"]:
+    """-log P(chosen beats rejected) of each pair; log 2 where the scores are equal."""
+    return functional.softplus(rejected - chosen)

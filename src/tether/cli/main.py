@@ -8,24 +8,9 @@ from typing import Annotated
 import typer
 
 from tether import __version__
-from tether.cli import (
-    check,
-    evaluate,
-    examples,
-    export,
-    generate,
-    init,
-    kl,
-    listing,
-    resume,
-    reward_model,
-    serve_retriever,
-    sft,
-    trace,
-    train,
-    view,
-)
-from tether.cli.text import complain
+from tether.cli import explain, listing, models, stages, train, view
+from tether.cli.field_options import WITH_FIELDS
+from tether.cli.terminal import complain
 from tether.dist.environment import launched_rank
 from tether.errors import OthersLost, RunStopped, UserError
 
@@ -38,22 +23,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("train", **train.COMMAND)(train.train)
-app.command("resume", **resume.COMMAND)(resume.resume)
-app.command("check", **check.COMMAND)(check.check)
-app.command("eval", **evaluate.COMMAND)(evaluate.evaluate)
-app.command("generate")(generate.generate)
-app.command("export")(export.export)
-app.command("sft", **sft.COMMAND)(sft.sft)
-app.command("reward-model", **reward_model.COMMAND)(reward_model.reward_model)
+app.command("train", **WITH_FIELDS)(train.train)
+app.command("resume", **WITH_FIELDS)(train.resume)
+app.command("check", **WITH_FIELDS)(train.check)
+app.command("eval", **WITH_FIELDS)(models.evaluate)
+app.command("generate")(models.generate)
+app.command("export")(models.export)
+app.command("sft", **stages.SFT)(stages.sft)
+app.command("reward-model", **stages.REWARD_MODEL)(stages.reward_model)
 app.command("view")(view.view)
-app.command("trace", **trace.COMMAND)(trace.trace)
-app.command("kl", **kl.COMMAND)(kl.kl)
-app.command("examples")(examples.examples)
-app.command("serve-retriever")(serve_retriever.serve_retriever)
-app.command("init")(init.init)
+app.command("trace", **WITH_FIELDS)(explain.trace)
+app.command("kl", **explain.KL)(explain.kl)
+app.command("examples")(explain.examples)
+app.command("serve-retriever")(models.serve_retriever)
+app.command("init")(listing.init)
 app.command("recipes")(listing.recipes)
-app.command("fetch")(init.fetch)
+app.command("fetch")(listing.fetch)
 app.command("runs")(listing.runs)
 
 

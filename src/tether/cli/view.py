@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tether.cli.text import complain
+from tether.cli.terminal import complain
 from tether.errors import UserError
 from tether.run.directory import RUNS
 
@@ -25,7 +25,7 @@ def view(
 ) -> None:
     """Show runs in the browser: live curves, every token's numbers, what-if."""
     from tether.assets import resolve
-    from tether.view.source import Folder
+    from tether.view.run_reader import Folder
 
     path = resolve("tether:recorded") if demo else path
     if not path.is_dir():

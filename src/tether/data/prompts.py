@@ -1,21 +1,135 @@
 """Prompt files: read, checked and tokenised before training, then taken by iteration."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, islice
+from math import ceil
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tether.algo.random import permutation
 from tether.config import DataFile, DataSection
-from tether.data.bulk import encode_prompts
+from tether.data.chat_templates import TemplateTooCostly, render_chats
 from tether.data.files import BadRow, FileRow, read_file
-from tether.data.mixing import earliest, exact, turn
-from tether.data.shapes import Prompt, names, prompt_of, readable, require, reward_columns
+from tether.data.messages import (
+    Prompt,
+    names,
+    prompt_of,
+    readable,
+    render_prompt,
+    require,
+    reward_columns,
+)
 from tether.errors import UserError
 from tether.types import Prompts
+
+
+def exact(weight: float) -> Fraction:
+    """The weight as it was written: 0.1 is a tenth, not the binary fraction next to it."""
+    return Fraction(str(weight))
+
+
+def turn(position: int, weights: Sequence[Fraction]) -> tuple[int, int]:
+    """Whose turn it is at `position` of the stream, and how many turns that file had before.
+
+    Of the first n prompts the first file has the ceiling of n times its share, and the others deal
+    the rest among themselves in the same way. So there is nothing to remember, and the counts are
+    exact wherever n times every share is whole.
+    """
+    rest = sum(weights, Fraction(0))
+    for file, weight in enumerate(weights):
+        share = weight / rest
+        before = ceil(position * share)
+        if ceil((position + 1) * share) > before:
+            return file, before
+        position -= before
+        rest -= weight
+    raise ValueError("no weights")
+
+
+def earliest(
+    count: int, sizes: Sequence[int], weights: Sequence[Fraction]
+) -> list[tuple[int, int]]:
+    """The first `count` rows without a repetition, as (file, row in it), by weight for as long as
+    every file has rows left."""
+    due = [
+        (row / weight, file, row)
+        for file, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+        for row in range(min(size, count))
+    ]
+    return [(file, row) for _, file, row in sorted(due)[:count]]
+
+
+ALIKE = 32  # prompts of a batch on which both ways are compared before the fast one is believed
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], system_prompt: str | None
+) -> "list[list[int] | UserError]":
+    """Return for each prompt its ids, or what is wrong with it."""
+    found: dict[int, list[int]] = {}
+    plain = _plain(tokenizer, prompts)
+    texts = _texts(tokenizer, [str(prompts[i]) for i in plain], system_prompt)
+    if texts is not None:
+        # What the template left out of the text is for `render_prompt` to complain about.
+        whole = [(i, text) for i, text in zip(plain, texts, strict=True) if prompts[i] in text]
+        ids = _encode(tokenizer, [text for _, text in whole])
+        found = dict(zip((i for i, _ in whole), ids, strict=True))
+        probed = list(found)[:ALIKE]
+        if any(found[i] != _one(tokenizer, prompts[i], system_prompt) for i in probed):
+            found = {}
+    return [
+        found[i] if i in found else _one(tokenizer, prompt, system_prompt)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _one(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system_prompt: str | None
+) -> "list[int] | UserError":
+    try:
+        return render_prompt(tokenizer, prompt, system_prompt)
+    except TemplateTooCostly:
+        raise
+    except UserError as problem:
+        return problem
+
+
+def _plain(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[int]:
+    """Numbers of the prompts that are text and spell no token that was added by hand."""
+    if not tokenizer.is_fast:
+        return []
+    added = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values()]
+    spelt = re.compile("|".join(added) or r"(?!)").search
+    return [i for i, p in enumerate(prompts) if isinstance(p, str) and spelt(p) is None]
+
+
+def _texts(
+    tokenizer: PreTrainedTokenizerBase, prompts: list[str], system_prompt: str | None
+) -> list[str] | None:
+    """What the model will read of each, or None where one of them is not to be had this way."""
+    if tokenizer.chat_template is None:
+        return prompts if system_prompt is None else None
+    before: list[dict[str, Any]] = []
+    if system_prompt is not None:
+        before.append({"role": "system", "content": system_prompt})
+    conversations = [[*before, {"role": "user", "content": prompt}] for prompt in prompts]
+    return render_chats(tokenizer, conversations)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """A template writes its own special tokens; without one the tokenizer adds them."""
+    add = tokenizer.chat_template is None
+    # A call by the front door first: it sets padding and truncation aside.
+    tokenizer("", add_special_tokens=add)
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add)
+    return [one.ids for one in encoded]
+
 
 BATCH = 8192  # rows that are encoded together
 Reading = Callable[[str, int], None]  # a file, and how many of its rows have been read

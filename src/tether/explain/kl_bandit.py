@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tether.algo.advantages import gae
-from tether.algo.aggregation import cell_weights, weighted_sum
+from tether.algo.advantages import gae, place_scores, shape_rewards
 from tether.algo.kl import estimate_kl, full_kl
 from tether.algo.losses import clip_policy_loss, log_ratio, squared_value_loss
+from tether.algo.masked import cell_weights, weighted_sum
 from tether.algo.random import permutation, uniform
-from tether.algo.rewards import place_scores, shape_rewards
-from tether.rollout.choose import inverse_cdf
+from tether.rollout.token_choice import inverse_cdf
 
 REFERENCE = torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1], dtype=torch.float64)
 REWARDS = torch.tensor([[1, 0.5, 0, -0.5, -1], [-0.6, 0.9, 0.1, 0.4, -0.2]], dtype=torch.float64)

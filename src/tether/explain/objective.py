@@ -9,11 +9,11 @@ from torch import Tensor
 from tether.algo.losses import PolicyLoss, cpi_policy_loss
 from tether.config import Config
 from tether.models.policy import Policy
+from tether.ppo.result import Controls
+from tether.ppo.roles import Roles
+from tether.ppo.updates.actor import policy_loss
+from tether.ppo.updates.minibatches import make_minibatch
 from tether.run.writer import shortest_floats
-from tether.train.controls import Controls
-from tether.train.roles import Roles
-from tether.train.updates.minibatches import make_minibatch
-from tether.train.updates.policy import policy_loss
 from tether.types import Experience, Minibatch
 
 

@@ -45,24 +45,56 @@ import torch
 
 from tether.algo.advantages import gae
 from tether.config import Config
+from tether.config.load import merge_overrides, validate_config
 from tether.errors import RunStopped, UserError
-from tether.explain.columns import find_columns
-from tether.explain.given import GivenFirst, encode_response
-from tether.explain.notes import find_notes
 from tether.explain.objective import clip_range, objective, whole_batch
-from tether.explain.subject import Subject, find_subject, restore
-from tether.recipes import merge_overrides, validate_config
-from tether.rewards.function import Reward
+from tether.explain.trace_setup import (
+    GivenFirst,
+    Subject,
+    encode_response,
+    find_columns,
+    find_subject,
+    restore,
+)
+from tether.ppo.iteration import run_iteration
+from tether.ppo.result import Outcome
+from tether.ppo.roles import Roles, build_roles
+from tether.ppo.rollout_log import rollout_rows
+from tether.ppo.updates.actor import snapshot_for_penalty
+from tether.rewards.functions import Reward
 from tether.rewards.scorers import ChildScorer
 from tether.run.directory import SCHEMA
 from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.run.writer import shortest_floats
-from tether.train.inputs import refuse_lost_reward
-from tether.train.iteration import run_iteration
-from tether.train.outcome import Outcome
-from tether.train.record import rollout_rows
-from tether.train.roles import Roles, build_roles
-from tether.train.updates.policy import snapshot_for_penalty
+from tether.train.fingerprint import refuse_lost_reward
+
+
+def find_notes(record: Mapping[str, Any], subject: Subject) -> list[str]:
+    """In the order of the data flow."""
+    config, tokens = subject.config, record["tokens"]
+    has_critic = record["new_values"] is not None
+    kl = config.kl
+    remarks = {
+        "note_given": record["response_given"],
+        "note_sampled": not record["response_given"],
+        "note_masked": not all(tokens["response_mask"]),
+        "note_truncated": record["finish_reason"] == "length" and record["score"] is not None,
+        "note_bootstrap": record["finish_reason"] == "length" and record["score"] is None,
+        "note_no_reference": not kl.needs_reference,
+        "note_same_reference": kl.needs_reference
+        and subject.checkpoint is None
+        and config.model.reference in (None, config.model.actor),
+        "note_no_critic": not has_critic,
+        "note_zero_head": has_critic and not any(tokens["values"]),
+        "note_group": record["settings"]["rows"] > 1,
+        "note_no_signal": not any(tokens["policy_advantages"]),
+        "note_whitening": config.advantage.whitens,
+        "note_fresh_adam": subject.checkpoint is None and config.actor.update.kind != "trpo",
+        "note_restored_adam": subject.checkpoint is not None and config.actor.update.kind != "trpo",
+        "note_not_saved": True,
+    }
+    return [name for name, said in remarks.items() if said]
+
 
 SEED = 1  # apart from the usual 0, whose draws belong to training
 

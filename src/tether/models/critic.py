@@ -5,8 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tether.models.forward import states_before_tokens, trunk
-from tether.models.passes import read_all
+from tether.models.forward import read_all, states_before_tokens, trunk
 from tether.types import Sequences
 
 

@@ -4,7 +4,7 @@ Training forwards read right-padded `Sequences` and need no attention mask. The 
 read prompts into a key-value cache and go on from it, whatever number of tokens comes next.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -15,7 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tether.models.cache import SlotCache
+from tether.data.batching import own_microbatches
+from tether.dist.collectives import total
+from tether.dist.fsdp import let_go
+from tether.models.kv_cache import SlotCache
 from tether.types import Sequences
 
 
@@ -194,3 +197,30 @@ def _within(
 
 GROUPED = "tether_grouped"
 AttentionInterface.register(GROUPED, _grouped_attention)
+
+
+Read = Callable[[Sequences, Int[Tensor, " some"]], tuple[Tensor, ...]]
+
+
+@torch.no_grad()
+def read_all(sequences: Sequences, width: int, max_tokens: int, read: Read) -> tuple[Tensor, ...]:
+    """What `read` finds of each microbatch and its row numbers, a number a row or a number a
+    response token, in the order of all rows and `width` columns."""
+    whole: tuple[Tensor, ...] | None = None
+    try:
+        for part in own_microbatches(sequences, max_tokens):
+            found = read(sequences.select(part.rows), part.rows)
+            if whole is None:
+                whole = tuple(_blank(len(sequences.ids), width, piece) for piece in found)
+            if part.idle:
+                continue
+            for all_rows, piece in zip(whole, found, strict=True):
+                place = (part.rows,) if piece.ndim == 1 else (part.rows, slice(piece.shape[1]))
+                all_rows[place] = piece
+    finally:
+        let_go()
+    return tuple(total(all_rows) for all_rows in whole)  # whoever has not read a row adds 0
+
+
+def _blank(rows: int, width: int, piece: Tensor) -> Tensor:
+    return piece.new_zeros((rows, width)[: piece.ndim])

@@ -28,12 +28,12 @@ from transformers.utils import logging
 
 from tether import assets
 from tether.errors import UserError, one_line
-from tether.models.foreign import refuse_foreign
+from tether.models.cpu_matmul import use_onednn
+from tether.models.fetch import fetch_hint
 from tether.models.forward import logits_are_the_heads
 from tether.models.gguf_cache import unpacked
-from tether.models.products import use_onednn
-from tether.recipes.fetch import fetch_hint
-from tether.run.checkpoints import latest_checkpoint
+from tether.models.untrusted import refuse_foreign
+from tether.run.checkpoint_store import latest_checkpoint
 from tether.run.directory import is_run
 
 logging.set_verbosity_error()  # what goes wrong in loading is said in one sentence below

@@ -2,13 +2,19 @@
 
 import copy
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.models.forward import states_before_tokens, trunk
-from tether.models.heads import Head, cells_at_once, token_full_kl, token_log_probs_and_entropies
-from tether.models.passes import read_all
+from tether.models.forward import read_all, states_before_tokens, trunk
+from tether.models.lora import adapter_off
+from tether.models.token_log_probs import (
+    Head,
+    cells_at_once,
+    token_full_kl,
+    token_log_probs_and_entropies,
+)
 from tether.types import Sequences
 
 
@@ -79,3 +85,74 @@ class Policy:
 
         (log_probs,) = read_all(sequences, mask.shape[1], self.microbatch_tokens, read)
         return log_probs
+
+
+class FrozenReference:
+    """A copy of a model that never learns."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float, microbatch_tokens: int) -> None:
+        self.policy = Policy(model.requires_grad_(False), temperature, microbatch_tokens)
+
+    def log_probs(
+        self,
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+        old_log_probs: Float[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        return self.policy.log_probs(sequences, mask)
+
+    def full_kl(
+        self,
+        actor: Policy,
+        actor_states: Float[Tensor, "rows response width"],
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        """KL(actor || reference) over the vocabulary, with gradients to the actor's states."""
+        with torch.no_grad():
+            states = self.policy.states(sequences)
+        return actor.full_kl(actor.head, actor_states, self.policy.head, states, mask)
+
+    def refresh(self, actor: Policy) -> None:
+        """Freeze again at the actor as it is now."""
+        self.policy.model.load_state_dict(actor.model.state_dict())
+
+
+class AdapterOffReference:
+    """The actor's own base, its adapter off: a reference that costs no weights."""
+
+    def __init__(self, actor: Policy) -> None:
+        self.actor = actor
+
+    def log_probs(
+        self,
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+        old_log_probs: Float[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        with adapter_off(self.actor.model):
+            return self.actor.log_probs(sequences, mask)
+
+    def full_kl(
+        self,
+        actor: Policy,
+        actor_states: Float[Tensor, "rows response width"],
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        """KL(actor || reference) over the vocabulary; both read their states by one frozen head."""
+        with torch.no_grad(), adapter_off(self.actor.model):
+            states = self.actor.states(sequences)
+        return actor.full_kl(actor.head, actor_states, actor.head, states, mask)
+
+
+class NoReference:
+    """No tether: the actor stands in for its own reference, so the KL is 0 without a pass."""
+
+    def log_probs(
+        self,
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+        old_log_probs: Float[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        return old_log_probs

@@ -14,11 +14,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tether.data.collate import length_mask, pad_right
+from tether.data.batching import length_mask, pad_right
 from tether.errors import UserError, one_line
-from tether.models.forward import states_before_tokens, trunk
+from tether.models.forward import read_all, states_before_tokens, trunk
 from tether.models.loading import DTYPES, find_model, refuse_unfounded
-from tether.models.passes import read_all
 from tether.types import Sequences
 
 HEAD = "score.weight"  # its name in the files of every decoder

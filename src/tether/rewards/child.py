@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tether.errors import UserError
-from tether.rewards.function import Reward, WrongType, describe, judge_row, load_reward
+from tether.rewards.functions import Reward, WrongType, describe, judge_row, load_reward
 from tether.rewards.rules import warm_up
 
 PR_SET_PDEATHSIG = 1

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tether.data.dialogues import dialogue_ids
 from tether.data.files import BadRow
-from tether.data.preferences import dialogue_ids
 from tether.errors import UserError
 from tether.models.reward_model import RewardModel
 from tether.rewards.scorers import Verdict

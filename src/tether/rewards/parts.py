@@ -10,7 +10,7 @@ from typing import Any
 
 from tether.config import RewardSection
 from tether.errors import UserError
-from tether.rewards.function import Reward, load_reward, row_arguments, takes_all, wanted_columns
+from tether.rewards.functions import Reward, load_reward, row_arguments, takes_all, wanted_columns
 from tether.rewards.rules import check_constants
 
 LEARNED = "model:"

@@ -3,14 +3,98 @@
 
 import logging
 import re
+import string
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from tether.errors import UserError
-from tether.rewards.answers import Answer, Answers, several, spellings
-from tether.rewards.search import search_answer, search_format, search_retrieval
+
+Answer = str | int | float
+Answers = Answer | Sequence[Answer]
+
+
+def several(answers: Answers) -> list[Answer]:
+    """Return the answers of a row as a list."""
+    found = [answers] if isinstance(answers, Answer) else answers
+    if not isinstance(found, list | tuple) or not found:
+        raise ValueError(f"the answer is {found!r:.60}; write text, a number, or a list of them")
+    for one in found:
+        if not isinstance(one, Answer):
+            raise ValueError(f"the answer {one!r:.60} in a list is not text or a number")
+    return list(found)
+
+
+def spellings(answers: Answers) -> set[str]:
+    """Return every text that is one of the answers: the number 2.0 is written 2.0 or 2."""
+    found = set()
+    for one in several(answers):
+        found.add(str(one))
+        if isinstance(one, bool):
+            found.add(str(one).lower())
+        elif isinstance(one, float) and one.is_integer():
+            found.add(str(int(one)))
+    return found
+
+
+ANSWERS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+TAGS = re.compile(r"</?\w+>")
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+GroundTruth = Answers | Mapping[str, Answers]  # Search-R1 nests it: {"target": [...]}
+
+
+def search_answer(policy_turns: Sequence[str], ground_truth: GroundTruth) -> float:
+    """1 if the policy's last `<answer>` is the target, or one of several, but for case, ASCII
+    punctuation, articles and white space; else 0."""
+    given = last_answer(policy_turns)
+    return float(given is not None and plain(given) in {plain(t) for t in targets(ground_truth)})
+
+
+def search_format(policy_turns: Sequence[str]) -> float:
+    """1 if the policy wrote exactly one `<answer>…</answer>`, and nothing but white space after
+    it; else 0."""
+    whole = "".join(policy_turns)
+    marks = whole.count("<answer>") == whole.count("</answer>") == 1
+    closed = last_answer(policy_turns) is not None
+    return float(marks and closed and not whole.rpartition("</answer>")[2].strip())
+
+
+def search_retrieval(observations: Sequence[str], ground_truth: GroundTruth) -> float:
+    """1 if a target stands in what the tools told the policy, compared as `search_answer` does;
+    else 0."""
+    told = f" {plain(TAGS.sub(' ', ' '.join(observations)))} "
+    wanted = [plain(target) for target in targets(ground_truth)]
+    return float(any(_stands_in(target, told) for target in wanted if target))
+
+
+def last_answer(policy_turns: Sequence[str]) -> str | None:
+    """No tag spans two turns: each is read by itself."""
+    found = [answer for turn in policy_turns for answer in ANSWERS.findall(turn)]
+    return found[-1] if found else None
+
+
+def targets(ground_truth: GroundTruth) -> list[str]:
+    if isinstance(ground_truth, Mapping):
+        if "target" not in ground_truth:
+            raise ValueError(f"the ground truth has no target, only {', '.join(ground_truth)}")
+        ground_truth = ground_truth["target"]
+    return sorted(spellings(ground_truth))
+
+
+def plain(text: str) -> str:
+    """Lower case, no ASCII punctuation, no articles, single spaces, in this order. Of an answer
+    that is nothing else, such as the letter A, the text itself: no answer is not a right one."""
+    kept = ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION))
+    return " ".join(kept.split()) or text.strip().lower()
+
+
+def _stands_in(target: str, told: str) -> bool:
+    """Whole words of a script that has them, and characters of one that has not."""
+    return f" {target} " in told if target.isascii() else target in told
+
 
 # A minus is a sign unless something stands before it that it could be taken from, as in 7-3.
 SIGN = r"(?:(?<![A-Za-z0-9)\]])-)?"

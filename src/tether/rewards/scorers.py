@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from tether.dist.reduce import gather_results
-from tether.dist.share import block
-from tether.rewards.function import LARGEST_SCORE, Reward, WrongType, describe, judge_row
+from tether.data.batching import block
+from tether.dist.collectives import gather_results
+from tether.rewards.functions import LARGEST_SCORE, Reward, WrongType, describe, judge_row
 from tether.rewards.parts import Part
-from tether.rewards.prints import Prints
-from tether.rewards.process import RewardProcess
-from tether.rewards.sources import Sources
+from tether.rewards.worker import Prints, RewardProcess
+from tether.support.user_code import Sources
 
 IMPORT_SECONDS = 120.0
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tether.algo.random import uniform
-from tether.rollout.episode import Draw, Episode, Greedy
 from tether.rollout.local import Row, collate
+from tether.rollout.sampler import Draw, Episode, Greedy
 from tether.rollout.turns import MultiTurn, answer_all
 from tether.types import Rollout
 

@@ -11,16 +11,16 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.data.collate import pad_left, pad_right
-from tether.models.adapters import adapter_merged, merged_bytes
-from tether.models.cache import SlotCache
+from tether.data.batching import pad_left, pad_right
+from tether.models.cpu_matmul import packed, packed_bytes
 from tether.models.forward import read_on, read_prompts, trunk
-from tether.models.heads import tempered_logits
-from tether.models.heap import give_back
-from tether.models.packing import packed, packed_bytes
-from tether.rollout.choose import choose_tokens
-from tether.rollout.episode import Done, Draw, Episode, Greedy, Observe, calls_of
+from tether.models.kv_cache import SlotCache
+from tether.models.lora import adapter_merged, merged_bytes
+from tether.models.token_log_probs import tempered_logits
+from tether.rollout.sampler import Done, Draw, Episode, Greedy, Observe, calls_of
+from tether.rollout.token_choice import choose_tokens
 from tether.rollout.turns import answer_all
+from tether.support.memory import give_back
 from tether.types import FinishReason, Rollout
 
 PREFILL_TOKENS = 2048  # padded tokens of prompts that are read at once

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tether.config import RolloutSection
-from tether.rollout.calls import Request, Returned, call_all
-from tether.rollout.episode import Done, Episode, Observe
-from tether.rollout.speech import Speech
+from tether.rollout.sampler import Done, Episode, Observe
+from tether.rollout.tool_calls import Request, Returned, call_all
+from tether.rollout.turn_tokens import Speech
 from tether.types import Call
 
 

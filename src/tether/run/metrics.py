@@ -97,3 +97,10 @@ class Meter:
 
 def _settled(metric: Metric) -> Metric:
     return replace(metric, **{f.name: float(getattr(metric, f.name)) for f in fields(metric)})
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str
+    message: str
+    row: int | None = None

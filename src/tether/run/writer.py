@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from tether.errors import RunStopped, UserError, one_line
-from tether.run.checkpoints import sync
+from tether.run.checkpoint_store import sync
 from tether.run.directory import (
     CONFIG,
     EVALS,
@@ -27,7 +27,7 @@ from tether.run.directory import (
     SCHEMA,
     TIMINGS,
 )
-from tether.run.events import Event
+from tether.run.metrics import Event
 from tether.run.reader import NotRegular, open_regular
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

@@ -28,11 +28,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tether.config import Config
-from tether.dist.parts import own_part
-from tether.dist.reduce import anyone, from_first, gather_results
+from tether.dist.collectives import anyone, from_first, gather_results
+from tether.dist.dtensor import own_part
 from tether.dist.world import world
 from tether.errors import RunStopped, UserError
-from tether.models.adapters import add_adapter, learned, load_learned, merge_adapter
 from tether.models.critic import Critic
 from tether.models.loading import (
     DTYPES,
@@ -41,14 +40,14 @@ from tether.models.loading import (
     load_causal_lm,
     load_vocabulary,
 )
+from tether.models.lora import add_adapter, learned, load_learned, merge_adapter
+from tether.ppo.result import Controls
+from tether.ppo.roles import Roles
 from tether.rewards.learned import LearnedScorer, Scale
-from tether.run.checkpoints import all_checkpoints, discard, finish, prune, stage
+from tether.run.checkpoint_store import all_checkpoints, discard, finish, prune, stage
 from tether.run.directory import CHECKPOINTS, EVALS, SCHEMA
 from tether.run.reader import read_lines, read_regular
-from tether.train.controls import Controls
-from tether.train.inputs import hash_ends, hash_model, versions
-from tether.train.roles import Roles
-from tether.train.tensors import (
+from tether.train.checkpoint_files import (
     OwnTensors,
     load_weights,
     own_tensors,
@@ -57,6 +56,7 @@ from tether.train.tensors import (
     write_model,
     write_tensors,
 )
+from tether.train.fingerprint import Inputs, hash_ends, hash_model, versions
 
 STATE = "state.json"
 ACTOR = "actor"
@@ -81,6 +81,7 @@ def save_checkpoint(
     progress: Progress,
     roles: Roles,
     config: Config,
+    inputs: Inputs,
 ) -> Path:
     """Write the state; one that exists already is left as it is, being the same."""
     name = f"{progress.iterations_done:06d}"
@@ -91,7 +92,7 @@ def save_checkpoint(
     tensors = _own_tensors(roles, config)
     try:
         staged = from_first(lambda: stage(run, name))
-        gather_results(lambda: _write(staged, tensors, progress, roles, config))
+        gather_results(lambda: _write(staged, tensors, progress, roles, config, inputs))
         from_first(lambda: finish(staged, name))
         from_first(lambda: prune(run, _kept(run, config)))
     except (OSError, SafetensorError) as error:
@@ -200,6 +201,7 @@ def _write(
     progress: Progress,
     roles: Roles,
     config: Config,
+    inputs: Inputs,
 ) -> None:
     """This process's tensors; the first one's hands also write what is not a tensor."""
     for name, own in tensors.items():
@@ -213,7 +215,7 @@ def _write(
         "schema": SCHEMA,
         **asdict(progress),
         "config": config.to_dict(),
-        "inputs": roles.inputs,
+        "inputs": inputs,
         "versions": versions(),
     }
     if isinstance(roles.reward, LearnedScorer):

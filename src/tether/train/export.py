@@ -12,10 +12,10 @@ from tether import __version__
 from tether.config import Config
 from tether.errors import UserError
 from tether.models.loading import Vocabulary
-from tether.run.checkpoints import follow_umask, latest_checkpoint
+from tether.ppo.evaluate import Estimate, Evaluation, read_evaluations
+from tether.ppo.roles import pick_device
+from tether.run.checkpoint_store import follow_umask, latest_checkpoint
 from tether.train.checkpoint import load_plain_actor
-from tether.train.evaluate import Estimate, Evaluation, read_evaluations
-from tether.train.roles import pick_device
 
 CARD = "README.md"
 SECRET = re.compile(r"(?i)(api_?key|passw(or)?d|secret|credentials?|(api|auth|access|hf)_?token)$")

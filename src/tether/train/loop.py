@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tether.config import Config
+from tether.dist.interrupt import Dropped, Interrupt
 from tether.dist.world import world
 from tether.errors import RunStopped
+from tether.ppo.evaluate import Evaluation, evaluate
+from tether.ppo.iteration import run_iteration
+from tether.ppo.optimizer import schedule_factor
+from tether.ppo.result import Outcome
+from tether.ppo.roles import Roles
+from tether.ppo.rollout_log import rollout_rows
+from tether.ppo.scoring import response_texts
+from tether.ppo.selfcheck import check_start
 from tether.run.directory import EVENTS, REWARD_LOG
-from tether.run.events import Event
-from tether.run.trackers import Trackers
+from tether.run.metrics import Event
+from tether.run.tracking.manager import Trackers
 from tether.run.writer import NoWriter, RunWriter, note_end, note_interrupt
 from tether.train.checkpoint import Progress, save_checkpoint
-from tether.train.evaluate import Evaluation, evaluate
-from tether.train.inputs import prompts_digest
-from tether.train.interrupt import Dropped, Interrupt
-from tether.train.iteration import run_iteration
-from tether.train.noise import NoiseNotice
-from tether.train.optimizer import schedule_factor
-from tether.train.outcome import Outcome
-from tether.train.record import rollout_rows
-from tether.train.roles import Roles
-from tether.train.scoring import response_texts
-from tether.train.selfcheck import check_start
+from tether.train.fingerprint import Inputs, prompts_digest
+from tether.train.notices import NoiseNotice
 from tether.train.watch import Watcher
 
 BARREN_ITERATIONS = 3  # in a row, and the run stops: it would only burn time
@@ -55,11 +55,13 @@ class Loop:
         watch: Watcher,
         progress: Progress,
         evaluations: list[Evaluation],
+        inputs: Inputs,
     ) -> None:
         self.config, self.roles = config, roles
         self.writer, self.watch = writer, watch
         self.progress = progress
         self.evaluations = evaluations  # so far, also by earlier attempts
+        self.inputs = inputs  # hashes of the files that the run is made from
         self.began_at = progress.iterations_done
         self.train_seconds = 0.0
         self.interrupt = Interrupt()
@@ -195,7 +197,7 @@ class Loop:
 
     def _save(self) -> None:
         self.writer.sync()
-        save_checkpoint(self.writer.directory, self.progress, self.roles, self.config)
+        save_checkpoint(self.writer.directory, self.progress, self.roles, self.config, self.inputs)
 
     def _result(self) -> Result:
         done = self.progress.iterations_done

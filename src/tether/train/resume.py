@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tether.config import Config
+from tether.config.load import validate_config
 from tether.errors import UserError, one_line
-from tether.recipes import validate_config
-from tether.run.checkpoints import newest_whole, set_aside, sweep
+from tether.ppo.result import first_controls
+from tether.ppo.roles import Roles
+from tether.run.checkpoint_store import newest_whole, set_aside, sweep
 from tether.run.directory import (
     CHECKPOINTS,
     CONFIG,
@@ -21,13 +23,12 @@ from tether.run.directory import (
     METRICS,
     PROMPTS,
 )
-from tether.run.events import Event
+from tether.run.metrics import Event
 from tether.run.reader import NotRegular, read_lines, read_regular
 from tether.run.writer import cut_back
-from tether.strict_yaml import load_yaml
+from tether.support.strict_yaml import load_yaml
 from tether.train.checkpoint import Progress, read_progress, read_state
-from tether.train.controls import first_controls
-from tether.train.inputs import (
+from tether.train.fingerprint import (
     Fingerprint,
     changed_inputs,
     changed_versions,
@@ -36,7 +37,6 @@ from tether.train.inputs import (
     read_fingerprint,
     write_fingerprint,
 )
-from tether.train.roles import Roles
 
 # None of these changes a number of the run; who computes it, by `launch`, only its rounding.
 MAY_CHANGE = {

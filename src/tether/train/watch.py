@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tether.train.evaluate import Evaluation
-from tether.train.outcome import Outcome
-from tether.train.trial import Trial
+from tether.ppo.evaluate import Evaluation
+from tether.ppo.result import Outcome
+from tether.ppo.scoring import Trial
 
 
 class Watcher:

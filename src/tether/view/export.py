@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tether.errors import UserError
-from tether.view import answers
-from tether.view.guard import CONTENT_SECURITY_POLICY
+from tether.view import api
+from tether.view.run_reader import Folder, Run
+from tether.view.security import CONTENT_SECURITY_POLICY
 from tether.view.server import STATIC, plotly_file, static_names
-from tether.view.source import Folder, Run
 
 ENTRY = "main.js"
 BUNDLE = "app.js"
@@ -33,7 +33,7 @@ def export_page(folder: Folder, directory: Path, demo: bool) -> int:
         for name in ("static", "data"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         _write_page(directory)
-        _write(directory, "/api/runs", answers.list_runs(folder, demo))
+        _write(directory, "/api/runs", api.list_runs(folder, demo))
         runs = folder.runs().values()
         for run in runs:
             for path, body in _answers(run):
@@ -43,22 +43,22 @@ def export_page(folder: Folder, directory: Path, demo: bool) -> int:
     return len(runs)
 
 
-def _answers(run: Run) -> Iterator[tuple[str, answers.Body]]:
+def _answers(run: Run) -> Iterator[tuple[str, api.Body]]:
     """Every answer that the page may ask for about a run, but what-if."""
     base = f"/api/runs/{quote(run.id, safe=COMPONENT_SAFE)}"
-    described = answers.describe_run(run)
+    described = api.describe_run(run)
     yield base, described
-    yield f"{base}/series", answers.read_series(run, described["names"], 0, None)
-    yield f"{base}/evals", answers.read_evals(run)
-    yield f"{base}/events", answers.read_events(run, 0, answers.MAX_EVENTS)
+    yield f"{base}/series", api.read_series(run, described["names"], 0, None)
+    yield f"{base}/evals", api.read_evals(run)
+    yield f"{base}/events", api.read_events(run, 0, api.MAX_EVENTS)
     for iteration in described["rollouts"]:
-        rows = answers.list_rows(run, iteration)
+        rows = api.list_rows(run, iteration)
         yield f"{base}/rollouts/{iteration}", rows
         for row in rows["rows"]:
             number = row["row"]
             yield (
                 f"{base}/rollouts/{iteration}/{number}",
-                answers.describe_row(run, iteration, number),
+                api.describe_row(run, iteration, number),
             )
 
 
@@ -67,16 +67,16 @@ def file_name(path: str) -> str:
     return path.removeprefix("/api/").replace("/", "+").replace("%", "=") + ".js"
 
 
-def as_script(path: str, body: answers.Body) -> str:
+def as_script(path: str, body: api.Body) -> str:
     """One assignment. All of it is ASCII without `<`, so no text in it can end the script."""
     return f"tether_export[{_escape(path)}] = {_escape(body)};\n"
 
 
-def _escape(value: answers.Body | str) -> str:
-    return answers.to_json(value).replace("<", "\\u003c")
+def _escape(value: api.Body | str) -> str:
+    return api.to_json(value).replace("<", "\\u003c")
 
 
-def _write(directory: Path, path: str, body: answers.Body) -> None:
+def _write(directory: Path, path: str, body: api.Body) -> None:
     (directory / "data" / file_name(path)).write_text(as_script(path, body), encoding="ascii")
 
 

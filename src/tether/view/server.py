@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tether.errors import UserError
-from tether.view import answers
-from tether.view.guard import Guard, is_loopback
-from tether.view.source import Folder, Run
+from tether.view import api
+from tether.view.run_reader import Folder, Run
+from tether.view.security import Guard, is_loopback
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {
@@ -94,7 +94,7 @@ def make_app(
     ]
     handlers = {
         HTTPException: _say_http,
-        answers.NotFound: _say(404),
+        api.NotFound: _say(404),
         UserError: _say(400),
         Exception: _say_broken,
     }
@@ -115,7 +115,7 @@ class Pages:
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in static_names():
-            raise answers.NotFound("There is no such file.")
+            raise api.NotFound("There is no such file.")
         return _file(STATIC / name)
 
     async def plotly(self, request: Request) -> Response:
@@ -130,42 +130,42 @@ class Pages:
         return Response(path.read_bytes(), media_type=TYPES[path.suffix], headers=headers)
 
     async def runs(self, request: Request) -> Response:
-        return _json(answers.list_runs(self.folder, self.demo))
+        return _json(api.list_runs(self.folder, self.demo))
 
     async def run(self, request: Request) -> Response:
-        return _json(answers.describe_run(self._run(request)))
+        return _json(api.describe_run(self._run(request)))
 
     async def series(self, request: Request) -> Response:
         query = request.query_params
         names = list(dict.fromkeys(name for name in query.get("names", "").split(",") if name))
         since, generation = _count(query.get("since", "0"), "since"), query.get("generation")
         known = None if generation is None else _count(generation, "generation")
-        return _json(answers.read_series(self._run(request), names, since, known))
+        return _json(api.read_series(self._run(request), names, since, known))
 
     async def evals(self, request: Request) -> Response:
-        return _json(answers.read_evals(self._run(request)))
+        return _json(api.read_evals(self._run(request)))
 
     async def events(self, request: Request) -> Response:
         query = request.query_params
         offset = _count(query.get("offset", "0"), "offset")
         limit = _count(query.get("limit", "100"), "limit")
-        return _json(answers.read_events(self._run(request), offset, limit))
+        return _json(api.read_events(self._run(request), offset, limit))
 
     async def rows(self, request: Request) -> Response:
-        return _json(answers.list_rows(self._run(request), _number(request, "iteration")))
+        return _json(api.list_rows(self._run(request), _number(request, "iteration")))
 
     async def row(self, request: Request) -> Response:
         iteration, row = _number(request, "iteration"), _number(request, "row")
-        return _json(answers.describe_row(self._run(request), iteration, row))
+        return _json(api.describe_row(self._run(request), iteration, row))
 
     async def what_if(self, request: Request) -> Response:
         iteration, row = _number(request, "iteration"), _number(request, "row")
-        return _json(answers.what_if(self._run(request), iteration, row, request.query_params))
+        return _json(api.what_if(self._run(request), iteration, row, request.query_params))
 
     def _run(self, request: Request) -> Run:
         run = self.folder.runs().get(request.path_params["run"])
         if run is None:
-            raise answers.NotFound("There is no such run.")
+            raise api.NotFound("There is no such run.")
         return run
 
 
@@ -184,8 +184,8 @@ def _file(path: Path) -> Response:
     return Response(path.read_bytes(), media_type=TYPES[path.suffix])
 
 
-def _json(body: answers.Body, status: int = 200) -> Response:
-    return Response(answers.to_json(body), status, media_type="application/json")
+def _json(body: api.Body, status: int = 200) -> Response:
+    return Response(api.to_json(body), status, media_type="application/json")
 
 
 def _count(text: str, name: str) -> int:
@@ -198,7 +198,7 @@ def _number(request: Request, name: str) -> int:
     """A number in a path; anything else names nothing."""
     text = request.path_params[name]
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise answers.NotFound(f"There is no such {name}.")
+        raise api.NotFound(f"There is no such {name}.")
     return int(text)
 
 

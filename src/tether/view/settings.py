@@ -7,7 +7,7 @@ from typing import Any
 
 from tether.config import GROUP_ESTIMATORS, WHITENED, AdvantageSection, KlInRewardSection
 from tether.errors import UserError
-from tether.view.table import as_number
+from tether.view.metric_table import as_number
 
 KL_ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")  # `full` has no place in a reward
 ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus",

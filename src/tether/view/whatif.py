@@ -1,6 +1,6 @@
 """A row's journey again: from its log-probs to its objective, by the trainer's own functions.
 
-The order is that of `train/iteration.py`. At the run's own settings every number equals the file's
+The order is that of `ppo/iteration.py`. At the run's own settings every number equals the file's
 bit for bit. At other settings two things cannot be known from the file, and the note says so: the
 moments of rows that were not kept, and what the critic would have learnt instead.
 """
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tether.algo.advantages import estimate_advantages, gae
+from tether.algo.advantages import estimate_advantages, gae, place_scores, shape_rewards
 from tether.algo.kl import estimate_kl
 from tether.algo.losses import (
     PolicyLoss,
@@ -22,13 +22,11 @@ from tether.algo.losses import (
     gspo_policy_loss,
 )
 from tether.algo.masked import masked_moments, whiten
-from tether.algo.rewards import place_scores, shape_rewards
 from tether.config import GROUP_ESTIMATORS
 from tether.types import Moments
-from tether.view.kept import NEEDED, Kept, read_kept
-from tether.view.rows import length, numbers
+from tether.view.rollout_rows import NEEDED, Kept, length, numbers, read_kept
+from tether.view.run_reader import Rows
 from tether.view.settings import Settings
-from tether.view.source import Rows
 
 torch.set_num_threads(1)  # the page must not take cores from a run
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.rollout.calls import Refused
+from tether.rollout.tool_calls import Refused
 from tether.rollout.tools.calculator import calculate, shown
 
 

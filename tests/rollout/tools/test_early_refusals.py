@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from rollout.talk import settings, vocabulary
 from tether import api
 from tether.config import DataSection
+from tether.config.load import validate_config
 from tether.data.prompts import load_prompts
 from tether.errors import UserError
-from tether.recipes import validate_config
 from tether.rollout.tools import environment
 from tether.rollout.tools.build import build_turns
 from tether.types import Prompts

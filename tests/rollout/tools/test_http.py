@@ -7,7 +7,7 @@ import time
 import pytest
 from faults.hostile_retriever import SHAPES, answer, drip_body, drip_headers, hang, says, serving
 
-from tether.rollout.tools.http import BadAnswer, HttpRetriever, NoAnswer, read_answer
+from tether.rollout.tools.search_client import BadAnswer, HttpRetriever, NoAnswer, read_answer
 
 
 def test_documents_and_scores_come_as_the_server_orders_them():

@@ -8,10 +8,8 @@ import pytest
 from rollout.talk import episode, say, settings, vocabulary
 from tether.config import SearchTool
 from tether.errors import UserError
-from tether.rollout.tools.bm25 import Bm25, terms
 from tether.rollout.tools.build import build_turns
-from tether.rollout.tools.corpus import Corpus, read_corpus
-from tether.rollout.tools.search import build_search
+from tether.rollout.tools.search import Bm25, Corpus, build_search, read_corpus, terms
 
 DOCUMENTS = [
     "Kel Oru\nKel Oru was born in Aru in 1901.",

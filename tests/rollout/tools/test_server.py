@@ -10,10 +10,9 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from tether.errors import UserError
-from tether.rollout.tools.bm25 import Bm25
-from tether.rollout.tools.corpus import read_corpus
-from tether.rollout.tools.http import HttpRetriever
-from tether.rollout.tools.server import MAX_BYTES, make_app
+from tether.rollout.tools.search import Bm25, read_corpus
+from tether.rollout.tools.search_client import HttpRetriever
+from tether.rollout.tools.search_server import MAX_BYTES, make_app
 
 LINES = [
     '{"id": "0", "contents": "\\"Kel Oru\\"\\nKel Oru was born in Aru."}',

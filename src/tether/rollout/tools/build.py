@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from tether.config import CalculatorTool, OwnTool, RolloutSection, SearchTool
 from tether.errors import UserError
 from tether.models.loading import Vocabulary
-from tether.rewards.function import load_own
-from tether.rollout.episode import Episodes, single_turns
-from tether.rollout.speech import Speech
+from tether.rewards.functions import load_own
+from tether.rollout.sampler import Episodes, single_turns
 from tether.rollout.tools.calculator import calculate
 from tether.rollout.tools.environment import (
     check_environment,
@@ -16,6 +15,7 @@ from tether.rollout.tools.environment import (
 )
 from tether.rollout.tools.search import build_search
 from tether.rollout.tools.tool import Tool, Toolbox, as_tool
+from tether.rollout.turn_tokens import Speech
 from tether.rollout.turns import MultiTurn
 from tether.types import Prompts
 

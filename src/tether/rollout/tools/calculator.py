@@ -10,7 +10,7 @@ number   = digits with or without a decimal point
 import re
 from fractions import Fraction
 
-from tether.rollout.calls import Refused
+from tether.rollout.tool_calls import Refused
 
 MAX_LENGTH = 200  # characters
 MAX_DEPTH = 20  # parentheses inside each other

@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from tether.config import RolloutSection
 from tether.errors import UserError
-from tether.rollout.calls import Request, call_all
-from tether.rollout.episode import Done
-from tether.rollout.speech import Speech
+from tether.rollout.sampler import Done
+from tether.rollout.tool_calls import Request, call_all
 from tether.rollout.tools.tool import TIMEOUT_SECONDS, required
+from tether.rollout.turn_tokens import Speech
 from tether.rollout.turns import Invalid, MultiTurn
 from tether.types import Call, Prompts
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tether.errors import UserError
-from tether.rewards.function import refuse_async
-from tether.rollout.calls import Request
-from tether.rollout.episode import Done
+from tether.rewards.functions import refuse_async
+from tether.rollout.sampler import Done
+from tether.rollout.tool_calls import Request
 from tether.rollout.turns import Invalid
 
 ANSWER = ("<answer>", "</answer>")

@@ -1,0 +1,172 @@
+"""`tether eval`, `generate`, `export`, `serve-retriever`: what is done with a model."""
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tether.cli.field_options import TrustRun, one_word, parse_words
+from tether.cli.terminal import printable, score_text, table
+from tether.errors import UserError
+
+if TYPE_CHECKING:
+    from tether.ppo.evaluate import Evaluation
+
+
+def evaluate(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL [--section.field VALUE]...", hidden=True)
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="Whose data and reward to use; a run brings its own.")
+    ] = "arithmetic",
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="Ask the OpenAI-compatible server here; MODEL is then a tokenizer's."),
+    ] = None,
+    endpoint_model: Annotated[
+        str | None, typer.Option(help="What that server calls its model.")
+    ] = None,
+    endpoint_key: Annotated[
+        str | None, typer.Option(help="The environment variable that holds the server's API key.")
+    ] = None,
+    trust_run: TrustRun = False,
+) -> None:
+    """Score a model on held-out prompts.
+
+    MODEL is a run, a model directory or tether:starter.
+    """
+    from tether import api
+    from tether.rollout.tools.search_client import key_in
+
+    plain, overrides = parse_words(words or [])
+    if endpoint is None:
+        if endpoint_model or endpoint_key:
+            raise UserError("--endpoint-model and --endpoint-key go with --endpoint URL.")
+        model = one_word(plain, "tether:starter", "model")
+        return _show(api.evaluate(model, recipe, overrides, trust_run=trust_run))
+    if endpoint_model is None:
+        raise UserError("--endpoint needs --endpoint-model NAME: what the server calls its model.")
+    model = one_word(plain, "", "model") or None
+    key = None if endpoint_key is None else key_in(endpoint_key, "--endpoint-key")
+    _show(api.evaluate_endpoint(endpoint, endpoint_model, model, recipe, overrides, key=key))
+
+
+def _show(evaluation: "Evaluation") -> None:
+    rows = [["held-out", "mean score", "95% interval", "prompts"]]
+    for name, part in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
+        mean, low, high = (score_text(x, part.binary) for x in (part.mean, part.low, part.high))
+        rows.append([name, mean, f"{low} – {high}", str(part.count)])
+    print(table(rows))
+    if evaluation.kl is not None:
+        print(f"  KL to the reference: {evaluation.kl:.4f} nats a sampled response")
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to say; without it, one prompt a line is read.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A run, a model directory or tether:starter; default: the newest run."),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Responses a prompt, sampled if above 1.")
+    ] = 1,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0 takes the likeliest token; default 0, or 1 with --samples."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest response, in tokens; default 64, or as its tools need."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other samples.")] = 0,
+    trust_run: TrustRun = False,
+) -> None:
+    """Talk to a model.
+
+    Prints its response to PROMPT: the likeliest, or sampled with --samples or --temperature.
+    """
+    from tether import api
+
+    if temperature is not None and not math.isfinite(temperature):
+        raise UserError("--temperature must be a finite number.")
+    if temperature is None:
+        temperature = 1.0 if samples > 1 else 0.0
+    picked = api.pick_model(model)
+    if model is None:
+        print(f"model: {picked}", file=sys.stderr)
+    talker = api.Talker(picked, max_tokens, trust_run=trust_run)
+    for line in [prompt] if prompt is not None else _lines():
+        for response, finished in talker.respond(line, samples, temperature, seed):
+            print(printable(response) + ("" if finished else " … (cut at --max-tokens)"))
+
+
+def _lines() -> Iterator[str]:
+    sys.stdin.reconfigure(errors="replace")
+    interactive = sys.stdin.isatty()
+    while True:
+        if interactive:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.rstrip("\n")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The run whose newest checkpoint is written.")],
+    directory: Annotated[Path, typer.Argument(help="Where to; it must not exist yet.")],
+    trust_run: TrustRun = False,
+) -> None:
+    """Write RUN's model as a plain Hugging Face directory.
+
+    DIRECTORY gets safetensors, tokenizer, generation settings and a model card; an adapter is
+    merged into its base.
+    """
+    from tether import api
+
+    place = api.export(run, directory, trust_run)
+    print(f"  → {printable(str(place))}")
+
+
+PORT = 8000
+
+
+def serve_retriever(
+    corpus: Annotated[
+        str, typer.Argument(metavar="CORPUS", help='JSON lines of {"id", "contents"}.')
+    ],
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    topk: Annotated[
+        int, typer.Option(min=1, max=100, help="Documents a query gets, if it does not say.")
+    ] = 3,
+    on_bad_row: Annotated[
+        Literal["refuse", "skip"], typer.Option(help="What a broken line of the corpus does.")
+    ] = "refuse",
+) -> None:
+    """Search a corpus over HTTP, in the protocol of Search-R1: POST /retrieve."""
+    from tether.cli.terminal import complain
+    from tether.rollout.tools.search import Bm25, read_corpus
+    from tether.rollout.tools.search_server import make_app, serve
+    from tether.view.security import allowed_hosts, is_loopback
+    from tether.view.server import bind, shown_address
+
+    documents = read_corpus(corpus, on_bad_row)
+    for problem in documents.broken:
+        complain(f"left out: {problem}")
+    index = Bm25(documents)
+    with bind(host, port) as listener:
+        port = listener.getsockname()[1]
+        address = f"{shown_address(host, port)}/retrieve"
+        print(f"{len(documents)} documents at {address} (Ctrl-C ends it)", flush=True)
+        hosts = allowed_hosts(host, port) if is_loopback(listener) else None
+        if hosts is None:
+            complain("Other machines can reach this server, and it asks nobody for a password.")
+        serve(make_app(index, topk, hosts), listener)

@@ -1,0 +1,133 @@
+"""Sections of `explain` on a terminal, no wider than it is, and in files beside it."""
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tether.errors import UserError
+from tether.explain.document import Section, Table
+
+READING_SECONDS = 5.0  # between two lines about a long file
+
+
+def printable(text: str) -> str:
+    """Line breaks, escape codes and direction marks made visible: one harmless line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def score_text(score: float, binary: bool) -> str:
+    """A mean of 0/1 scores reads as a percentage, any other as a number."""
+    return f"{score:.1%}" if binary else f"{score:.3f}"
+
+
+class ReadingLines:
+    """Say every few seconds how far a data file has been read; of a short one, nothing."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.said = say, time.monotonic()
+
+    def __call__(self, path: str, rows: int) -> None:
+        if time.monotonic() - self.said >= READING_SECONDS:
+            self.said = time.monotonic()
+            self.say(f"reading    {printable(path)}: {rows:,} rows so far …")
+
+
+def complain(message: str) -> None:
+    for line in message.splitlines():
+        print(f"tether: {printable(line)}", file=sys.stderr)
+
+
+def table(rows: list[list[str]], numbers_from: int = 1) -> str:
+    """Aligned columns, the first row as heading; columns from `numbers_from` on stand right."""
+    widths = [max(_width(row[i]) for row in rows) for i in range(len(rows[0]))]
+
+    def line(row: list[str]) -> str:
+        cells = [
+            " " * (width - _width(cell)) + cell
+            if i >= numbers_from
+            else cell + " " * (width - _width(cell))
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  " + "   ".join(cells).rstrip()
+
+    rule = "  " + "   ".join("─" * width for width in widths)
+    return "\n".join([line(rows[0]), rule, *(line(row) for row in rows[1:])])
+
+
+def _width(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+# A wide character with the marks that may not begin a line, or a word with its spaces.
+UNBREAKABLE = re.compile(r"[⺀-￿][，。；：、）”？]*\s*|[^\s⺀-￿]+\s*|\s+")
+ANY_WIDTH = 10_000  # a file or a pipe has no edge to wrap at
+
+
+def print_sections(sections: Sequence[Section]) -> None:
+    """Every text goes through `printable`: some of it was written by a model."""
+    width = terminal_width()
+    for section in sections:
+        print(printable(section.title))
+        for block in section.blocks:
+            if isinstance(block, str):
+                print_wrapped(block, width)
+            else:
+                print_table(block, width)
+        print()
+
+
+def terminal_width() -> int:
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size().columns if known else ANY_WIDTH
+
+
+def print_wrapped(text: str, width: int) -> None:
+    """Indented by two and broken between words, or between characters of Chinese."""
+    from rich.cells import cell_len
+
+    line, used = "", 0
+    for piece in UNBREAKABLE.findall(printable(text)):
+        if line and used + cell_len(piece.rstrip()) > width - 2:
+            print(f"  {line.rstrip()}")
+            line, used = "", 0
+        line += piece
+        used += cell_len(piece)
+    print(f"  {line.rstrip()}")
+
+
+def print_table(block: Table, width: int) -> None:
+    """In pieces where it is too wide, each with the labels again."""
+    rows = [[printable(cell) for cell in row] for row in block.rows]
+    labels = block.numbers_from if block.numbers_from < len(rows[0]) else 1
+    for columns in _pieces(rows, labels, width):
+        print(table([[row[i] for i in columns] for row in rows], block.numbers_from))
+
+
+def _pieces(rows: list[list[str]], labels: int, width: int) -> list[list[int]]:
+    """Which columns stand together; the first `labels` in every piece."""
+    from rich.cells import cell_len
+
+    needed = [3 + max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    start = list(range(labels))
+    pieces = [start]
+    for i in range(labels, len(needed)):
+        too_wide = sum(needed[j] for j in [*pieces[-1], i]) - 1 > width
+        if too_wide and len(pieces[-1]) > labels:
+            pieces.append(start)
+        pieces[-1] = [*pieces[-1], i]
+    return pieces
+
+
+def write_text(path: Path, text: str) -> None:
+    """What was asked for with --json or --html; half a surrogate pair is written escaped."""
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {(error.strerror or '').lower()}.") from None
+    print(f"  → {printable(str(path))}")

@@ -1,0 +1,294 @@
+"""The sections of the algorithm: KL, advantages, critic, actor and its update."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from tether.config.base import Section, Share
+
+# What other systems call the same KL estimators.
+KL_ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "kl+": "k1+", "low_var_kl+": "k3+"}
+KlEstimator = Annotated[
+    Literal["k1", "abs", "k2", "k3", "full", "k1+", "k3+"],
+    BeforeValidator(lambda name: KL_ALIASES.get(name, name)),
+]
+
+
+class KlInRewardSection(Section):
+    """The tether: beta times the KL to the reference, taken off every token's reward."""
+
+    coef: NonNegativeFloat = 0.02
+    """beta at the start; 0 = none"""
+    estimator: KlEstimator = "k1"
+    """k1 (verl's `kl`) is right here; any other only as an ablation"""
+    ablation: bool = False
+    """allow an estimator that is known to be wrong in this place"""
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    """keep beta, or steer it so that the KL stays near `target`"""
+    target: PositiveFloat = 6.0
+    """the KL that the adaptive controller steers to"""
+    horizon: PositiveInt = 10_000
+    """rows over which the adaptive controller may change beta by a fifth"""
+    unit: Literal["token", "sequence"] = "sequence"
+    """the KL that `target` speaks of: `kl/token_mean` or `kl/sequence_mean`"""
+
+    @model_validator(mode="after")
+    def _right_here(self) -> KlInRewardSection:
+        if self.estimator == "full":
+            raise ValueError(
+                "estimator full is the same for every token one could have sampled, so as a "
+                "reward it teaches nothing; write k1"
+            )
+        if self.estimator not in ("k1", "k1+") and not self.ablation:
+            raise ValueError(
+                f"estimator {self.estimator} in the reward leads to a wrong policy (docs/kl.md); "
+                f"write k1, or ablation: true beside it to see that for yourself"
+            )
+        return self
+
+
+class KlInLossSection(Section):
+    """A KL to the reference as a term of the actor's loss."""
+
+    coef: NonNegativeFloat = 0.0
+    """weight of the term; 0 = none"""
+    estimator: KlEstimator = "k3"
+    """k1 and k3 are weighted by the ratio, k2, full, k1+ and k3+ stand plain"""
+    weighting: Literal["auto", "plain", "ratio"] = "auto"
+    """multiply the estimate by the differentiated ratio or not; auto does what is right"""
+    ablation: bool = False
+    """allow a combination that is known to be wrong in this place"""
+
+    @property
+    def by_ratio(self) -> bool:
+        if self.weighting == "auto":
+            return self.estimator in ("k1", "k3")
+        return self.weighting == "ratio"
+
+    @model_validator(mode="after")
+    def _right_here(self) -> KlInLossSection:
+        right = ("k1", "k3") if self.by_ratio else ("k2", "full", "k1+", "k3+")
+        if self.estimator == "full" and self.by_ratio:
+            raise ValueError("estimator full has no ratio to weigh it by; write weighting: plain")
+        if self.estimator not in right and not self.ablation:
+            how = "weighted by the ratio" if self.by_ratio else "plain"
+            raise ValueError(
+                f"estimator {self.estimator} {how} in the loss leads to a wrong policy "
+                f"(docs/kl.md); write one of {', '.join(right)}, or ablation: true to see that "
+                f"for yourself"
+            )
+        return self
+
+
+class KlSection(Section):
+    """Where the KL to the reference enters: in the reward, in the loss, in both, in neither."""
+
+    in_reward: KlInRewardSection = KlInRewardSection()
+    """the KL penalty in the reward"""
+    in_loss: KlInLossSection = KlInLossSection()
+    """the KL term in the actor's loss"""
+    refresh_reference_every: NonNegativeInt = 0
+    """make the reference a copy of the actor every so many iterations; 0 = never"""
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.in_reward.coef > 0 or self.in_loss.coef > 0
+
+    @property
+    def ablations(self) -> list[str]:
+        """Sections that were allowed to use an estimator known to be wrong there."""
+        sections = {"kl.in_reward": self.in_reward, "kl.in_loss": self.in_loss}
+        return [name for name, section in sections.items() if section.ablation]
+
+
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
+WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
+
+class AdvantageSection(Section):
+    """From rewards and values to advantages."""
+
+    estimator: Literal[
+        "gae",
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "remax",
+        "opo",
+    ] = "gae"
+    """what an advantage is measured against; only gae needs a critic"""
+    gamma: Share = 1.0
+    """discount a token"""
+    lam: Share = 0.95
+    """lambda of GAE: 1 trusts the rewards, 0 trusts the critic"""
+    whiten: bool | None = None
+    """advantages of mean 0 and variance 1 for the policy loss; default: as the estimator does"""
+    truncation: Literal["zero", "bootstrap"] = "zero"
+    """what follows a truncated response: nothing, or the critic's value (it is then not scored)"""
+
+    @property
+    def whitens(self) -> bool:
+        return self.estimator in WHITENED if self.whiten is None else self.whiten
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.estimator == "gae"
+
+    @property
+    def by_group(self) -> bool:
+        return self.estimator in GROUP_ESTIMATORS
+
+
+class CriticSection(Section):
+    """The value update; without a critic (see advantage.estimator) it does not apply."""
+
+    lr: PositiveFloat | None = None
+    """learning rate; default: the actor's"""
+    epochs: PositiveInt | None = None
+    """passes over the rows of an iteration; default: the actor's"""
+    minibatch_rows: PositiveInt | None = None
+    """rows of one optimizer step; default: the actor's"""
+    microbatch_tokens: PositiveInt = 4096
+    """padded tokens of one backward; changes memory, and no number beyond rounding"""
+    clip: PositiveFloat | None = 0.2
+    """how far a value may move from the old one before its loss is flat; null = no clip"""
+    max_grad_norm: PositiveFloat = 1.0
+    """the gradient is scaled down to this norm"""
+    warmup_iterations: NonNegativeInt = 0
+    """iterations in which only the critic learns, before the actor moves"""
+    shared_trunk: bool = False
+    """a value head on the actor's own trunk: one optimizer, one joint loss"""
+    coef: PositiveFloat = 0.5
+    """weight of the value loss in the joint loss of a shared trunk"""
+
+
+class ClipUpdate(Section):
+    """PPO-Clip: the ratio new/old earns nothing beyond 1 - eps_low and 1 + eps_high."""
+
+    kind: Literal["clip"] = "clip"
+    """PPO-Clip"""
+    eps_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """how far the ratio may fall before the objective is flat"""
+    eps_high: PositiveFloat = 0.2
+    """how far the ratio may rise before the objective is flat"""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """for negative advantages, the largest loss in units of the advantage; null = none"""
+
+
+class PenaltyUpdate(Section):
+    """PPO-Penalty: the KL from the old to the new policy, times a coefficient, in the loss."""
+
+    kind: Literal["penalty"]
+    """PPO-Penalty"""
+    coef: PositiveFloat = 1.0
+    """weight of the KL to the old policy at the start"""
+    estimator: Literal["k3", "full"] = "k3"
+    """the KL in the loss: from the sampled tokens, or exact over the vocabulary"""
+    controller: Literal["fixed", "adaptive"] = "adaptive"
+    """keep the weight, or halve and double it so that the KL stays near `target`"""
+    target: PositiveFloat = 0.01
+    """mean KL a token from the old to the new policy, in nats"""
+
+
+class TrpoUpdate(Section):
+    """TRPO: one natural-gradient step on all rows, no longer than a KL of `max_kl`."""
+
+    kind: Literal["trpo"]
+    """trust region with a hard constraint"""
+    max_kl: PositiveFloat = 0.01
+    """delta: the largest mean KL a token from the old to the new policy, exact, in nats"""
+    cg_iterations: PositiveInt = 10
+    """conjugate-gradient iterations; each reads all rows, forward and backward"""
+    damping: PositiveFloat = 0.1
+    """added to the Fisher matrix's diagonal while solving"""
+    backtracks: NonNegativeInt = 10
+    """times the step may be shortened before it is refused"""
+    backtrack_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    """what each shortening leaves of it"""
+
+
+class CpiUpdate(Section):
+    """The bare surrogate, ratio x advantage: no trust region at all."""
+
+    kind: Literal["cpi"]
+    """conservative policy iteration's surrogate, unconstrained"""
+
+
+class ReinforceUpdate(Section):
+    """The plain policy gradient, advantage x log-prob."""
+
+    kind: Literal["reinforce"]
+    """no ratio, no trust region: meant for one epoch"""
+
+
+class GspoUpdate(Section):
+    """GSPO: one ratio a response, clipped as a whole."""
+
+    kind: Literal["gspo"]
+    """sequence-level clip; the paper's loss weighs every response alike"""
+    eps_low: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """how far a response's ratio may fall before the objective is flat"""
+    eps_high: PositiveFloat = 4e-4
+    """how far it may rise"""
+
+
+class CispoUpdate(Section):
+    """CISPO: the clipped ratio only weighs a token's gradient, so no token loses it."""
+
+    kind: Literal["cispo"]
+    """clipped importance weights"""
+    eps_low: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """how far a weight may fall below 1; 1 = no lower bound"""
+    eps_high: PositiveFloat = 0.28
+    """how far a weight may rise above 1"""
+
+
+AnyUpdate = (
+    ClipUpdate | PenaltyUpdate | TrpoUpdate | CpiUpdate | ReinforceUpdate | GspoUpdate | CispoUpdate
+)
+UPDATE_KINDS = [get_args(cls.model_fields["kind"].annotation)[0] for cls in get_args(AnyUpdate)]
+Update = Annotated[
+    AnyUpdate,
+    Field(discriminator="kind"),
+    BeforeValidator(lambda x: {"kind": "clip", **x} if isinstance(x, dict) else x),
+]
+Aggregation = Literal[
+    "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
+]
+
+
+class ActorSection(Section):
+    """The policy update."""
+
+    lr: PositiveFloat = 1e-6
+    """learning rate"""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """how both learning rates fall over train.iterations: not at all, or to zero"""
+    epochs: PositiveInt = 1
+    """passes over the rows of an iteration"""
+    minibatch_rows: PositiveInt = 64
+    """rows of one optimizer step"""
+    microbatch_tokens: PositiveInt = 4096
+    """padded tokens of one backward; changes memory, and no number beyond rounding"""
+    entropy_coef: NonNegativeFloat = 0.0
+    """weight of the entropy bonus"""
+    max_grad_norm: PositiveFloat = 1.0
+    """the gradient is scaled down to this norm"""
+    aggregation: Aggregation | None = None
+    """how token losses become one number; default: that of the update's and estimator's paper"""
+    stop_kl: PositiveFloat | None = None
+    """drop the rest of an iteration's steps once the KL from the old policy exceeds this"""
+    update: Update = ClipUpdate()
+    """the trust region and its own fields"""

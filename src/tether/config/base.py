@@ -1,0 +1,55 @@
+"""What every config section is made of. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+)
+
+SCHEMA = 1
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def cores() -> int:
+    """The CPU cores that this process may use: its share, where torchrun started several."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    here = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def refuse_userinfo(field: str, url: str, instead: str) -> None:
+    """A user and password in an address would be written into the run's files and shown."""
+    authority = url.partition("://")[2] or url
+    if "@" in re.split(r"[/?#\\]", authority, maxsplit=1)[0]:
+        raise ValueError(
+            f"{field} holds a user or password before the @, which would be written into the "
+            f"run's files; leave it out, and {instead}"
+        )
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+# path/file.py:name, or the name of a module that can be imported: package.module:name
+OwnCode = Annotated[str, Field(pattern=r"^(.*\.py|[A-Za-z_]\w*(\.\w+)*):\w+$")]
+
+
+def count_values(value: Any, limit: int) -> int:
+    """Count the values of a YAML file as JSON would write them, up to `limit`: its aliases can
+    stand for many. One that holds itself is a RecursionError."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    total = 1
+    for item in inner:
+        if total >= limit:
+            break
+        total += count_values(item, limit - total)
+    return total

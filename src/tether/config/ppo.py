@@ -1,0 +1,340 @@
+"""The config of a PPO run: its sections in data-flow order, and the rules between them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, get_args
+
+from pydantic import (
+    BaseModel,
+    PrivateAttr,
+    model_validator,
+)
+
+from tether.config.algorithm import (
+    ActorSection,
+    AdvantageSection,
+    Aggregation,
+    CriticSection,
+    KlSection,
+)
+from tether.config.base import cores
+from tether.config.rollout import RewardSection, RolloutSection
+from tether.config.run import (
+    TOO_COARSE_TO_LEARN,
+    DataSection,
+    LaunchSection,
+    ModelSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+)
+
+
+class Config(RunConfig):
+    """One run. Sections stand in the order in which data flows through them."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    data: DataSection
+    rollout: RolloutSection = RolloutSection()
+    reward: RewardSection
+    kl: KlSection = KlSection()
+    advantage: AdvantageSection = AdvantageSection()
+    critic: CriticSection = CriticSection()
+    actor: ActorSection = ActorSection()
+    train: TrainSection = TrainSection()
+    launch: LaunchSection = LaunchSection()
+    _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def written_as(self, paths: Mapping[str, str]) -> Config:
+        """Remember how paths that were made absolute stand in the file that they came from."""
+        self._as_written.update(paths)
+        return self
+
+    @property
+    def paths_as_written(self) -> dict[str, str]:
+        return dict(self._as_written)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved config, with paths as they were written: a run that goes on in
+        another folder stays the same run."""
+        return map_paths(super().to_dict(), lambda path: self._as_written.get(path, path))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _workers_share_the_cores(cls, given: Any) -> Any:
+        """As torchrun's do, which `cores` knows of; those that Ray places are yet to start."""
+        launch = given.get("launch") if isinstance(given, dict) else None
+        if not isinstance(launch, dict) or launch.get("kind") != "ray" or "threads" in given:
+            return given
+        workers = launch.get("num_workers")
+        share = cores() // workers if isinstance(workers, int) and workers > 0 else cores()
+        return {**given, "threads": max(1, share)}
+
+    @cached_property
+    def rows(self) -> int:
+        """Sampled responses an iteration."""
+        return self.rollout.prompts * self.rollout.samples_per_prompt
+
+    @cached_property
+    def has_critic(self) -> bool:
+        return self.advantage.needs_critic
+
+    @cached_property
+    def refreshes_reference(self) -> bool:
+        return self.kl.needs_reference and self.kl.refresh_reference_every > 0
+
+    @cached_property
+    def papers_aggregation(self) -> Aggregation:
+        """The one without which the loss is not that of the update's or the estimator's paper."""
+        if self.actor.update.kind == "gspo":
+            return "seq_mean_token_mean"
+        if self.advantage.estimator == "dr_grpo":
+            return "seq_mean_token_sum_norm"
+        return "token_mean"
+
+    @cached_property
+    def aggregation(self) -> Aggregation:
+        return self.actor.aggregation or self.papers_aggregation
+
+    @property
+    def departures(self) -> list[str]:
+        """Settings that make the run another algorithm than the one it names."""
+        if self.aggregation == self.papers_aggregation or self.papers_aggregation == "token_mean":
+            return []
+        kind = self.actor.update.kind
+        name = kind if kind == "gspo" else self.advantage.estimator
+        return [
+            f"actor.aggregation is {self.aggregation}, but {name} is its paper's loss only with "
+            f"{self.papers_aggregation}; leave the field out"
+        ]
+
+    @cached_property
+    def critic_lr(self) -> float:
+        return self.critic.lr or self.actor.lr
+
+    @cached_property
+    def critic_epochs(self) -> int:
+        return self.critic.epochs or self.actor.epochs
+
+    @cached_property
+    def critic_minibatch_rows(self) -> int:
+        return self.critic.minibatch_rows or self.actor.minibatch_rows
+
+    @model_validator(mode="after")
+    def _minibatches_fit(self) -> Config:
+        for name, section in (("critic", self.critic), ("actor", self.actor)):
+            if (section.minibatch_rows or 0) > self.rows:
+                raise ValueError(
+                    f"{name}.minibatch_rows is {section.minibatch_rows}, but an iteration has only "
+                    f"{self.rollout.prompts} prompts x {self.rollout.samples_per_prompt} samples "
+                    f"= {self.rows} rows; write at most {self.rows}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_rows(self) -> Config:
+        if self.advantage.by_group and self.rollout.samples_per_prompt < 2:
+            raise ValueError(
+                f"advantage.estimator {self.advantage.estimator} compares the responses to one "
+                f"prompt, so rollout.samples_per_prompt must be 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_fits(self) -> Config:
+        critic, estimator = self.critic, self.advantage.estimator
+        if not self.has_critic and (critic.shared_trunk or critic.warmup_iterations):
+            field = "shared_trunk" if critic.shared_trunk else "warmup_iterations"
+            raise ValueError(f"critic.{field} needs a critic, and {estimator} has none; use gae")
+        if not self.has_critic and self.advantage.truncation == "bootstrap":
+            raise ValueError(
+                f"advantage.truncation bootstrap needs a critic, and {estimator} has none; "
+                f"write zero"
+            )
+        for field in ("lr", "epochs", "minibatch_rows", "warmup_iterations"):
+            if critic.shared_trunk and getattr(critic, field):
+                raise ValueError(
+                    f"critic.{field} does not apply with critic.shared_trunk, where one optimizer "
+                    f"moves both; leave it out or write null"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> Config:
+        model = self.model
+        if model.lora is not None and self.kl.refresh_reference_every:
+            raise ValueError(
+                "kl.refresh_reference_every does not go with model.lora, whose base never "
+                "changes; leave it out or write 0"
+            )
+        if model.adapter_off_is_reference and model.reference_dtype not in (None, model.dtype):
+            raise ValueError(
+                "model.reference_dtype does not apply with model.lora, where the reference is the "
+                "actor's own base; leave it out, or name another model.reference"
+            )
+        if model.critic_lora is not None and not self.has_critic:
+            raise ValueError(
+                f"model.critic_lora needs a critic, and {self.advantage.estimator} has none; "
+                f"leave it out"
+            )
+        if model.critic_lora is not None and self.critic.shared_trunk:
+            raise ValueError(
+                "model.critic_lora does not apply with critic.shared_trunk, where the critic "
+                "reads the actor's states; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_learns_is_fine_enough(self) -> Config:
+        model = self.model
+        learns = {"dtype": (model.dtype, model.lora)}
+        if self.has_critic and not self.critic.shared_trunk:
+            learns["critic_dtype"] = (model.critic_dtype or model.dtype, model.critic_lora)
+        for field, (dtype, adapter) in learns.items():
+            if dtype == TOO_COARSE_TO_LEARN and adapter is None:
+                lora = "lora" if field == "dtype" else "critic_lora"
+                raise ValueError(
+                    f"model.{field} is bfloat16, in which a weight that learns loses most steps to "
+                    f"rounding (at a learning rate of 1e-6, 99 of 100 never move); write "
+                    f"model.{field}: float32, or train an adapter, which is float32 on a bfloat16 "
+                    f"base, by model.{lora}.rank"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_fits(self) -> Config:
+        if self.rollout.sampler != "vllm":
+            return self
+        if self.model.dtype == "float64":
+            raise ValueError(
+                "model.dtype float64 does not go with rollout.sampler vllm, which has none; "
+                "write float32"
+            )
+        if self.rollout.vllm.colocated and (self.launch.num_workers or 1) > 1:
+            raise ValueError(
+                "rollout.vllm.colocated does not go with several launch.num_workers, as vLLM "
+                "would take their process group for its own; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trpo_stands_alone(self) -> Config:
+        if self.actor.update.kind != "trpo":
+            return self
+        refused = {
+            "actor.entropy_coef": self.actor.entropy_coef > 0,
+            "kl.in_loss.coef": self.kl.in_loss.coef > 0,
+            "critic.shared_trunk": self.critic.shared_trunk,
+            "actor.stop_kl": self.actor.stop_kl is not None,
+        }
+        for field, given in refused.items():
+            if given:
+                raise ValueError(
+                    f"{field} does not go with actor.update.kind trpo, whose one step maximises "
+                    f"the surrogate alone; leave it out"
+                )
+        if self.model.dtype == TOO_COARSE_TO_LEARN:
+            raise ValueError(
+                "model.dtype bfloat16 does not go with actor.update.kind trpo, whose Fisher "
+                "products are differences that it rounds away; write float32"
+            )
+        if self.rows < 2:
+            raise ValueError(
+                "actor.update.kind trpo needs at least 2 rows an iteration; raise rollout.prompts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _spreads(self) -> Config:
+        launch, update = self.launch, self.actor.update
+        if launch.num_workers is not None and launch.num_workers > self.rows:
+            raise ValueError(
+                f"launch.num_workers is {launch.num_workers}, but an iteration has only "
+                f"{self.rows} rows to share out; raise rollout.prompts or write at most {self.rows}"
+            )
+        adapted = self.model.lora is not None or self.model.critic_lora is not None
+        if launch.tensor_parallel > 1 and adapted:
+            raise ValueError(
+                f"launch.tensor_parallel = {launch.tensor_parallel} does not split layers under an "
+                f"adapter; write 1, or leave model.lora and model.critic_lora out"
+            )
+        if launch.weights == "sharded" and update.kind == "trpo":
+            raise ValueError(
+                "actor.update.kind trpo needs all weights on every process, so it does not go with "
+                "launch.weights sharded; write replicated"
+            )
+        if launch.weights == "sharded" and update.kind == "penalty" and update.estimator == "full":
+            raise ValueError(
+                "actor.update.estimator full needs a second copy of the actor, so it does not go "
+                "with launch.weights sharded; write k3, or replicated weights"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adaptive_step_is_stable(self) -> Config:
+        kl = self.kl.in_reward
+        if kl.controller == "adaptive" and self.rows >= 5 * kl.horizon:
+            raise ValueError(
+                f"kl.in_reward.horizon is {kl.horizon}, too short for {self.rows} rows an "
+                f"iteration: beta could reach zero in one step; write more than {self.rows // 5}"
+            )
+        return self
+
+
+def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return a copy of a config's mapping with the path of every file and model changed.
+
+    It need not be valid: what is not there, or is not what it should be, stays as it is.
+    """
+    found = copy.deepcopy(dict(mapping))
+
+    def put(section: Any, *names: str, change: Callable[[str], str] = change) -> None:
+        for name in names if isinstance(section, dict) else ():
+            if isinstance(section.get(name), str):
+                section[name] = change(section[name])
+
+    def kind(value: str) -> str:
+        """Of `path/file.py:name` and `model:PATH`; a rule that ships has no path."""
+        if value.startswith("model:"):
+            return f"model:{change(value.removeprefix('model:'))}"
+        path, colon, name = value.rpartition(":")
+        return f"{change(path)}:{name}" if colon and path.endswith(".py") else value
+
+    def items(section: Any, name: str) -> list[Any]:
+        value = section.get(name) if isinstance(section, dict) else None
+        return value if isinstance(value, list) else []
+
+    model, data, rollout, reward = (found.get(n) for n in ("model", "data", "rollout", "reward"))
+    put(model, "actor", "reference", "critic", "start")
+    put(data, "train", "heldout")
+    for file in [*items(data, "train"), *items(data, "heldout")]:
+        put(file, "path")
+    put(rollout, "environment", change=kind)
+    for number, tool in enumerate(items(rollout, "tools")):
+        if isinstance(tool, str):
+            rollout["tools"][number] = kind(tool)
+        put(tool, "kind", change=kind)
+        put(tool, "corpus")
+    put(reward, "kind", change=kind)
+    for part in items(reward, "parts"):
+        put(part, "kind", change=kind)
+    return found
+
+
+def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf field as (dotted name, pydantic FieldInfo), in order."""
+    for name, info in section.model_fields.items():
+        dotted = f"{prefix}{info.alias or name}"
+        sections = [
+            part
+            for part in (info.annotation, *get_args(info.annotation))
+            if isinstance(part, type) and issubclass(part, BaseModel)
+        ]
+        for part in sections:
+            yield from walk_fields(part, f"{dotted}.")
+        if not sections:
+            yield dotted, info

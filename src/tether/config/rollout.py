@@ -1,0 +1,245 @@
+"""The sections of sampling and scoring: rollout with its tools, reward."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    model_validator,
+)
+
+from tether.config.base import OwnCode, Section, Share, refuse_userinfo
+
+WITH_TOOLS = 384  # default of rollout.max_response_tokens where observations count as well
+
+
+class ToolSection(Section):
+    """What every tool has."""
+
+    timeout_seconds: PositiveFloat = 10.0
+    """time one call may take before it counts as failed"""
+
+
+class SearchTool(ToolSection):
+    """`<search>query</search>`: documents of a corpus here, or of a server elsewhere."""
+
+    kind: Literal["search"]
+    """retrieval"""
+    corpus: str | None = None
+    """JSON lines of {"id": …, "contents": "title\\ntext"}, searched by BM25 in this process"""
+    url: str | None = None
+    """a server of Search-R1's protocol instead: http://HOST:PORT/retrieve"""
+    key_variable: Annotated[str, Field(pattern=r"^\w+$")] | None = None
+    """the environment variable that holds the server's API key, sent as a bearer token"""
+    topk: PositiveInt = 3
+    """documents a query gets"""
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
+    """what a broken line of the corpus does: stop before training, or be left out and named"""
+    retries: NonNegativeInt = 2
+    """times a request to the server is made again, within timeout_seconds for all of them"""
+    max_bytes: PositiveInt = 1_000_000
+    """a server's answer that is larger is refused"""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SearchTool:
+        if (self.corpus is None) == (self.url is None):
+            raise ValueError("search needs either a corpus or a url, and not both")
+        if self.url is not None:
+            refuse_userinfo("url", self.url, "name the variable with the key by key_variable")
+            if not self.url.startswith(("http://", "https://")):
+                raise ValueError(f"url is {self.url!r}; write http://HOST:PORT/retrieve")
+        if self.key_variable is not None and self.url is None:
+            raise ValueError("key_variable goes with a url; a corpus needs no key")
+        return self
+
+
+class CalculatorTool(ToolSection):
+    """`<calculate>1 + 2 * 3</calculate>`: exact arithmetic."""
+
+    kind: Literal["calculator"]
+    """arithmetic"""
+
+
+class OwnTool(ToolSection):
+    """A function of one's own, or an object with a name, a pattern and a call."""
+
+    kind: OwnCode
+    """path/file.py:function or package.module:function"""
+
+
+def _tool_kind(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if kind in ("search", "calculator") else "own"
+
+
+TOOL_TAGS = ("search", "calculator", "own")
+AnyTool = Annotated[
+    Annotated[SearchTool, Tag("search")]
+    | Annotated[CalculatorTool, Tag("calculator")]
+    | Annotated[OwnTool, Tag("own")],
+    Discriminator(_tool_kind),
+    BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
+]
+
+
+class VllmSection(Section):
+    """vLLM as the sampler, where rollout.sampler says so."""
+
+    colocated: bool = False
+    """run it inside the training process; else in a process of its own beside it"""
+    cache_gigabytes: PositiveFloat = 1.0
+    """memory for its key-value cache; rows beyond that wait for a place"""
+
+
+class CorrectionSection(Section):
+    """Rollout correction: what a token's policy loss is weighed by when another engine sampled."""
+
+    kind: Literal["none", "token", "sequence"] = "token"
+    """the trainer's probability over the sampler's: of each token, or of the row as a whole"""
+    cap: Annotated[float, Field(ge=1)] = 2.0
+    """the largest weight"""
+
+
+class RolloutSection(Section):
+    """How responses are sampled."""
+
+    prompts: PositiveInt = 64
+    """prompts an iteration"""
+    samples_per_prompt: PositiveInt = 4
+    """responses sampled for each prompt"""
+    max_response_tokens: PositiveInt = 128
+    """a response that has not ended by then is truncated; with tools the default is 384"""
+    temperature: PositiveFloat = 1.0
+    """divides the logits, in sampling and in every log-prob alike"""
+    sampler: Literal["local", "vllm"] = "local"
+    """who samples: the training process with its own weights, or vLLM with a copy of them"""
+    cache_tokens: PositiveInt = 16_384
+    """tokens that the local sampler's key-value cache holds; rows beyond that wait for a place"""
+    vllm: VllmSection = VllmSection()
+    """settings of vLLM"""
+    correction: CorrectionSection | None = None
+    """weights for rows of another engine; default: token with cap 2 for vllm, none for local"""
+    reuse_log_probs: bool = False
+    """take the sampler's log-probs for the old ones and save a pass; ratios start at 1 ± 1e-4"""
+    tools: list[AnyTool] = []
+    """what the policy may call: `calculator`, {kind: search, corpus: FILE}, path/file.py:name"""
+    environment: OwnCode | None = None
+    """path/file.py:make; what it makes for each row, with `reset` and `step`, answers the policy"""
+    max_turns: PositiveInt = 4
+    """times the policy may write in an episode; a call that ends its last turn is not made"""
+    max_observation_tokens: PositiveInt = 128
+    """what a tool or environment says is cut to so many tokens, visibly"""
+    max_failed_share: Share = 0.5
+    """stop the run when more than this share of an iteration's calls failed; 1 = never"""
+    state_masking: bool = True
+    """keep observations out of the loss; false is an ablation that trains on them as well"""
+
+    @property
+    def is_multi_turn(self) -> bool:
+        return bool(self.tools) or self.environment is not None
+
+    @property
+    def corrected_by(self) -> CorrectionSection:
+        """The correction, resolved."""
+        usual = CorrectionSection(kind="none" if self.sampler == "local" else "token")
+        return usual if self.correction is None else self.correction
+
+    @property
+    def may_mismatch(self) -> bool:
+        """The sampler's log-probs are worth measuring against the trainer's."""
+        return self.sampler != "local" or self.corrected_by.kind != "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _room_for_observations(cls, given: Any) -> Any:
+        """What tools say counts as part of a response, so it needs more room than one without."""
+        if not isinstance(given, dict) or "max_response_tokens" in given:
+            return given
+        talks = given.get("tools") or given.get("environment") is not None
+        return {**given, "max_response_tokens": WITH_TOOLS} if talks else given
+
+    @model_validator(mode="after")
+    def _sampler_fits(self) -> RolloutSection:
+        if self.reuse_log_probs and self.may_mismatch:
+            what = "sampler vllm" if self.sampler == "vllm" else "correction"
+            raise ValueError(
+                f"reuse_log_probs does not go with rollout.{what}, which needs the trainer's own "
+                f"log-probs beside the sampler's; leave it out"
+            )
+        if self.sampler == "vllm" and self.temperature < 0.01:
+            raise ValueError(
+                f"temperature is {self.temperature:g}, but vLLM samples at no less than 0.01; "
+                f"raise it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_fit(self) -> RolloutSection:
+        if self.tools and self.environment is not None:
+            raise ValueError("tools and environment exclude each other; let `step` call the tools")
+        if self.is_multi_turn and self.max_observation_tokens >= self.max_response_tokens:
+            raise ValueError(
+                f"max_response_tokens is {self.max_response_tokens} and counts observations too, "
+                f"so it must be more than max_observation_tokens = {self.max_observation_tokens}"
+            )
+        if not self.is_multi_turn and not self.state_masking:
+            raise ValueError("state_masking: false needs tools or an environment; leave it out")
+        return self
+
+
+class RewardPart(Section):
+    """One of several rewards that are summed."""
+
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    """what it is called in metrics and rollouts"""
+    kind: str
+    """a rule that ships, `path/file.py:function` or `package.module:function`"""
+    weight: float = 1.0
+    """what its number is multiplied by before it is added to the score"""
+    arguments: dict[str, Any] = {}
+    """constants for the function, by the names of its parameters"""
+
+
+RewardParts = Annotated[list[RewardPart], Field(min_length=1)]
+
+
+class RewardSection(Section):
+    """What turns a response into a score: one reward by `kind`, or several by `parts`."""
+
+    kind: str | None = None
+    """a rule that ships, `path/file.py:function`, `package.module:function`, or `model:PATH`"""
+    arguments: dict[str, Any] = {}
+    """constants for the function, by the names of its parameters"""
+    parts: RewardParts | None = None
+    """rewards that are summed: a list of {name, kind, weight, arguments}"""
+    timeout_seconds: PositiveFloat = 10.0
+    """time one row may take before its score counts as failed"""
+    import_timeout_seconds: PositiveFloat = 120.0
+    """time that importing the function may take, at the start and after a row that hung"""
+    max_failed_share: Share = 0.1
+    """stop the run when more than this share of an iteration's rows could not be scored"""
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> RewardSection:
+        if self.kind is None and self.parts is None:
+            raise ValueError("kind is missing; name a rule, write path/file.py:function, or parts")
+        if self.parts and (self.kind is not None or self.arguments):
+            raise ValueError("kind and parts exclude each other; write one more part instead")
+        names = [part.name for part in self.parts or ()]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"two parts are called {twice[0]!r}; give each a name of its own")
+        return self
+
+    @property
+    def label(self) -> str:
+        """In a few words: the kind, or the weighted sum."""
+        parts = self.parts or ()
+        return self.kind or " + ".join(f"{part.weight:g} x {part.name}" for part in parts)

@@ -1,0 +1,170 @@
+"""The settings of the two stages before PPO, and of a recipe that runs all three. No torch.
+
+The manners are those of `config`: frozen sections, unknown keys are errors, one validation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from tether.config import TOO_COARSE_TO_LEARN, RunConfig, Section, Share
+
+
+class StageRunSection(Section):
+    """Where a stage writes."""
+
+    dir: Path | None = None
+    """the run directory itself; without it runs/NAME-001, -002, …"""
+    name: Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")] | None = None
+    """the NAME in runs/NAME-001; default: the stage's"""
+    overwrite: bool = False
+    """replace an earlier run at `run.dir`"""
+
+
+class StageModelSection(Section):
+    """The network that learns."""
+
+    start: str
+    """what training starts from: a local Hugging Face directory, or `tether:starter`"""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """number format of all weights; bfloat16 is refused, as all of them learn"""
+
+    @model_validator(mode="after")
+    def _fine_enough(self) -> StageModelSection:
+        if self.dtype == TOO_COARSE_TO_LEARN:
+            raise ValueError(
+                "dtype is bfloat16, in which a weight that learns loses most steps to rounding (at "
+                "a learning rate of 1e-6, 99 of 100 never move); write float32"
+            )
+        return self
+
+
+class ConversationSection(Section):
+    """Rows with `messages`, or with a prompt and a response."""
+
+    train: str
+    """path of the training rows"""
+    heldout: str | None = None
+    """path of the rows that only evaluation sees"""
+    messages_column: str = "messages"
+    """the column that holds a conversation; a row without it needs the two below"""
+    prompt_column: str = "prompt"
+    """the column that holds the prompt"""
+    response_column: str = "response"
+    """the column that holds the response to learn"""
+    system_prompt: str | None = None
+    """a system turn before every prompt; needs a chat template"""
+    max_tokens: PositiveInt = 1024
+    """a longer row is refused before training, by line"""
+
+
+class PreferenceSection(Section):
+    """Rows with a prompt, the response that was chosen and the one that was rejected."""
+
+    train: str
+    """path of the training pairs"""
+    heldout: str | None = None
+    """path of the pairs that only evaluation sees"""
+    prompt_column: str = "prompt"
+    """the column that holds the prompt; may be absent where the other two are conversations"""
+    chosen_column: str = "chosen"
+    """the column that holds the better response: text, or messages"""
+    rejected_column: str = "rejected"
+    """the column that holds the worse response"""
+    system_prompt: str | None = None
+    """a system turn before every prompt; needs a chat template"""
+    max_tokens: PositiveInt = 1024
+    """a longer row is refused before training, by line"""
+
+
+class StageTrainSection(Section):
+    """How the rows are learnt. An iteration of these stages is one optimizer step."""
+
+    passes: PositiveFloat = 1.0
+    """passes over the rows"""
+    minibatch_rows: PositiveInt = 64
+    """rows, or pairs, of one optimizer step"""
+    microbatch_tokens: PositiveInt = 16_384
+    """padded tokens of one backward; changes memory, and no number beyond rounding"""
+    lr: PositiveFloat = 2e-5
+    """learning rate at its peak; it falls to zero along a cosine"""
+    warmup_share: Share = 0.05
+    """share of the steps in which it rises to the peak"""
+    weight_decay: NonNegativeFloat = 0.0
+    """how much of a weight each step takes away, times the learning rate"""
+    max_grad_norm: PositiveFloat = 1.0
+    """the gradient is scaled down to this norm"""
+    eval_every: NonNegativeInt = 0
+    """evaluate every so many steps, besides before and after; 0 = never"""
+    eval_rows: PositiveInt = 512
+    """held-out rows an evaluation uses, from the top of the file"""
+
+
+class SFTConfig(RunConfig):
+    """One run of `tether sft`."""
+
+    stage: Literal["sft"] = "sft"
+    """which command the file is for"""
+    run: StageRunSection = StageRunSection()
+    model: StageModelSection
+    data: ConversationSection
+    train: StageTrainSection = StageTrainSection()
+
+
+class RewardModelConfig(RunConfig):
+    """One run of `tether reward-model`."""
+
+    stage: Literal["reward-model"] = "reward-model"
+    """which command the file is for"""
+    run: StageRunSection = StageRunSection()
+    model: StageModelSection
+    data: PreferenceSection
+    train: StageTrainSection = StageTrainSection()
+
+
+class TaskSection(Section):
+    """How much of the generated preference task is drawn (`tasks/courtesy.py`)."""
+
+    demonstrations: PositiveInt = 3000
+    """questions with a response, for SFT"""
+    questions: PositiveInt = 4000
+    """questions alone, for PPO"""
+    pairs: PositiveInt = 4000
+    """comparisons of two sampled responses, for the reward model"""
+    heldout: PositiveInt = 500
+    """of each, kept from training"""
+    max_response_tokens: PositiveInt = 32
+    """a sampled response that has not ended by then is truncated, in every stage"""
+    noise: PositiveFloat = 0.5
+    """difference in true utility at which the worse of two is chosen 27 times in a hundred"""
+
+
+class PipelineConfig(RunConfig):
+    """All three stages on a generated preference task, one after the other: `tether train rlhf`.
+
+    The stages' sections leave out what the pipeline fills in: directories, data, and the models
+    that one stage hands to the next.
+    """
+
+    stage: Literal["rlhf"] = "rlhf"
+    """which command the file is for"""
+    run: StageRunSection = StageRunSection()
+    task: TaskSection = TaskSection()
+    start: str = "tether:starter"
+    """the model that SFT begins with"""
+    sft: dict[str, Any] = Field(default_factory=dict)
+    """sections of `tether sft`"""
+    reward_model: dict[str, Any] = Field(default_factory=dict)
+    """sections of `tether reward-model`"""
+    ppo: dict[str, Any] = Field(default_factory=dict)
+    """sections of `tether train`"""

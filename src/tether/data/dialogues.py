@@ -1,0 +1,262 @@
+"""Conversations to learn from: which tokens are read, and which are to be made likelier.
+
+A row is a list of `messages`, or a prompt and a response. Either way it becomes a prompt and the
+rest, and in the rest a mask says which tokens an assistant wrote, its EOS included:
+
+    <user>1+1=?<assistant> 2<eos> <user>And 2+2?<assistant> 4<eos>
+    ─────── prompt ─────── TT T   F F F F F F F F F F F F F  TT T
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from tether.config.stages import ConversationSection, PreferenceSection
+from tether.data.files import BadRow, read_file
+from tether.data.messages import (
+    Rendered,
+    apply_template,
+    marks,
+    opening_ids,
+    plain,
+    render_messages,
+    render_prompt,
+    text_ids,
+)
+from tether.errors import UserError
+
+ROLES = ("system", "user", "assistant", "tool")
+Message = Mapping[str, Any]
+Encoded = TypeVar("Encoded")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    prompt_ids: list[int]
+    response_ids: list[int]
+    learnt: list[bool]  # of each response token: True = by an assistant
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+def load_conversations(
+    path: str, data: ConversationSection, tokenizer: PreTrainedTokenizerBase, context: int | None
+) -> list[Conversation]:
+    """Every row of a file, checked; a broken one is refused with its line."""
+    if tokenizer.eos_token_id is None:
+        raise UserError("The model's tokenizer names no EOS token, so no response could end.")
+
+    def encode(row: Mapping[str, Any]) -> Conversation:
+        if data.messages_column in row:
+            found = encode_messages(
+                tokenizer, with_system(row[data.messages_column], data.system_prompt)
+            )
+        else:
+            prompt, response = (
+                text_column(row, name) for name in (data.prompt_column, data.response_column)
+            )
+            found = encode_dialogue(tokenizer, prompt, response, data.system_prompt)
+        refuse_long(len(found), data.max_tokens, context)
+        return found
+
+    return encode_rows(path, encode)
+
+
+def encode_rows(path: str, encode: Callable[[Mapping[str, Any]], Encoded]) -> list[Encoded]:
+    """What `encode` makes of every row; the first broken one is refused with its place."""
+    found = []
+    for row in read_file(path):
+        try:
+            if row.problem is not None:
+                raise row.problem
+            found.append(encode(row.columns))
+        except BadRow as problem:
+            raise UserError(f"{row.place}: {problem}") from None
+    if not found:
+        raise UserError(f"{path} has no rows; write one JSON object a line.")
+    return found
+
+
+def encode_dialogue(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    response: str,
+    system_prompt: str | None = None,
+) -> Conversation:
+    """Encoded apart, as in sampling, so that no token straddles the border."""
+    ids = encode_response(tokenizer, response)
+    prompt_ids = render_prompt(tokenizer, prompt, system_prompt)
+    if not prompt_ids:
+        raise BadRow("the prompt has no tokens: the model's tokenizer drops all of its text.")
+    return Conversation(prompt_ids, ids, [True] * len(ids))
+
+
+def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conversation:
+    """All assistant turns of a conversation, each encoded as if it had been sampled there."""
+    check_messages(messages)
+    if messages[-1]["role"] != "assistant":
+        raise BadRow("the last message is not the assistant's, so there is no response.")
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    read = render_messages(tokenizer, messages[: turns[0]], generation=True)
+    prompt_ids = read.ids(tokenizer)
+    response_ids: list[int] = []
+    learnt: list[bool] = []
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        content = messages[turn]["content"]
+        ids = encode_response(tokenizer, content)
+        response_ids += ids
+        learnt += [True] * len(ids)
+        if following is not None:
+            until = render_messages(tokenizer, messages[:following], generation=True)
+            between = _after(until, read + plain(content)).without_leading(tokenizer.eos_token)
+            ids = between.ids(tokenizer)
+            response_ids += ids
+            learnt += [False] * len(ids)
+            read = until
+    return Conversation(prompt_ids, response_ids, learnt)
+
+
+def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return [*text_ids(tokenizer, text), tokenizer.eos_token_id]
+
+
+def with_system(messages: Any, system_prompt: str | None) -> Any:
+    """A system turn of the row's own stays; what is no list of messages is refused later."""
+    if system_prompt is None or not isinstance(messages, list) or not messages:
+        return messages
+    if isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
+        return messages
+    return [{"role": "system", "content": system_prompt}, *messages]
+
+
+def check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise BadRow("its messages are no list of {role, content} objects.")
+    for message in messages:
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+            raise BadRow(f"a message needs a role, one of {', '.join(ROLES)}.")
+        if not is_text(message.get("content")):
+            raise BadRow(f"the {message['role']}'s content is no text.")
+
+
+def text_column(row: Mapping[str, Any], name: str) -> str:
+    if name not in row:
+        names = ", ".join(row) or "none"
+        raise BadRow(f"it has no column {name!r} (it has {names}); set data.*_column.")
+    if not is_text(row[name]):
+        raise BadRow(f"{name!r} is no text, or empty.")
+    return row[name]
+
+
+def is_text(value: Any) -> bool:
+    """Something to read, that can be encoded: half a surrogate pair is no text."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def refuse_long(tokens: int, max_tokens: int, context: int | None) -> None:
+    if tokens > max_tokens:
+        raise BadRow(
+            f"it has {tokens} tokens, more than data.max_tokens = {max_tokens}; shorten it or "
+            f"raise the limit."
+        )
+    if context is not None and tokens > context:
+        raise BadRow(f"it has {tokens} tokens, but the model only {context} positions.")
+
+
+def _after(whole: Rendered, beginning: Rendered) -> Rendered:
+    if not whole.text.startswith(beginning.text):
+        raise BadRow(
+            "the chat template writes earlier turns otherwise once others follow, so they cannot "
+            "all be learnt at once; give one response a row."
+        )
+    return whole.after(len(beginning.text))
+
+
+@dataclass(frozen=True)
+class Pair:
+    chosen: list[int]
+    rejected: list[int]
+
+
+def load_pairs(
+    path: str, data: PreferenceSection, tokenizer: PreTrainedTokenizerBase, context: int | None
+) -> list[Pair]:
+    """Every row of a file, checked; a broken one is refused with its line.
+
+    `prompt` is text or messages. The responses are text, or the messages that follow the prompt;
+    where there is no prompt, they are whole conversations with the prompt inside.
+    """
+
+    def encode(row: Mapping[str, Any]) -> Pair:
+        sides = []
+        for name in (data.chosen_column, data.rejected_column):
+            prompt, response = _dialogue(row, data.prompt_column, name)
+            ids = dialogue_ids(tokenizer, prompt, response, data.system_prompt)
+            refuse_long(len(ids), data.max_tokens, context)
+            sides.append(ids)
+        if sides[0] == sides[1]:
+            raise BadRow("chosen and rejected are the same, which teaches nothing.")
+        return Pair(*sides)
+
+    return encode_rows(path, encode)
+
+
+def dialogue_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | Sequence[Message],
+    response: str,
+    system_prompt: str | None = None,
+    finished: bool = True,
+) -> list[int]:
+    """Prompt and response under the chat template; one that was cut off has no ending."""
+    if tokenizer.chat_template is None and isinstance(prompt, str):
+        if system_prompt is not None:
+            raise BadRow("data.system_prompt needs a chat template; leave it out.")
+        ids = [*opening_ids(tokenizer, prompt), *text_ids(tokenizer, response)]
+        return [*ids, tokenizer.eos_token_id] if finished and _has_eos(tokenizer) else ids
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    messages = list(with_system(messages, system_prompt))
+    begun = render_messages(tokenizer, messages, generation=True) + plain(response)
+    if not finished:
+        return begun.ids(tokenizer)
+    answer = {"role": "assistant", "content": response}
+    whole = apply_template(tokenizer, [*messages, answer], generation=False)
+    # A template may write no ending, or write the turn otherwise (trimmed, say); then the response
+    # ends as the policy ended it.
+    ending = whole.removeprefix(begun.text) if whole.startswith(begun.text) else ""
+    if not ending and _has_eos(tokenizer):
+        ending = tokenizer.eos_token
+    return (begun + marks(ending)).ids(tokenizer)
+
+
+def _dialogue(
+    row: Mapping[str, Any], prompt_column: str, name: str
+) -> tuple[str | list[Message], str]:
+    """The prompt and the response of one side."""
+    if name not in row:
+        raise BadRow(
+            f"it has no column {name!r} (it has {', '.join(row) or 'none'}); set data.*_column."
+        )
+    answer = row[name]
+    if isinstance(answer, str):
+        if isinstance(row.get(prompt_column), list):
+            check_messages(row[prompt_column])
+            return row[prompt_column], text_column(row, name)
+        return text_column(row, prompt_column), text_column(row, name)
+    before = row.get(prompt_column, [])
+    before = [{"role": "user", "content": before}] if isinstance(before, str) else before
+    check_messages(answer)
+    messages = [*before, *answer]
+    check_messages(messages)
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise BadRow(f"{name!r} does not end with the assistant's answer to a prompt.")
+    return messages[:-1], messages[-1]["content"]
+
+
+def _has_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return tokenizer.eos_token_id is not None

@@ -1,0 +1,89 @@
+"""FSDP2: every process keeps a part of every weight, and gathers a layer's while it is read.
+
+What lies outside the layers (embedding, last norm, heads) is gathered when the trunk is called and
+stays until the backward pass is over, as heads read it after the trunk. Gradients are added up over
+the replicas, each process keeping its part of the sum.
+"""
+
+import copy
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tether.dist.dtensor import gathered
+from tether.dist.tensor_parallel import share_layers
+from tether.dist.world import world
+
+_roots: WeakSet[nn.Module] = WeakSet()
+_plain: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+
+
+def shard(
+    root: nn.Module,
+    trunk: nn.Module | None = None,
+    called: nn.Module | None = None,
+    keep_whole: bool = False,
+) -> None:
+    """Spread the weights of `root`; on one process nothing happens.
+
+    `trunk` has the layers. `called` is what is called for a pass, the root if nothing else: where
+    it is the trunk, whoever calls it may read other weights of the root afterwards. With
+    `keep_whole` there is a plain model beside it, for `whole` to bring up to date.
+    """
+    mesh = world().mesh
+    if mesh is None:
+        return
+    plain = copy.deepcopy(root, {id(w): w for w in root.parameters()}) if keep_whole else None
+    if trunk is not None:
+        share_layers(trunk)
+    layers = [m for m in root.modules() if isinstance(m, GradientCheckpointingLayer)]
+    for module in (*reversed(layers), root):
+        fully_shard(module, mesh=mesh["data"], reshard_after_forward=module is not root)
+        module.set_gradient_divide_factor(1.0)  # a sum, no mean
+        module.set_force_sum_reduction_for_comms(True)
+    if called not in (None, root):
+        _call_through(root, called)
+    _set_up(root)
+    _roots.add(root)
+    if plain is not None:
+        _plain[root] = plain.requires_grad_(False)  # over the weights as they were before
+
+
+@torch.no_grad()
+def whole(model: nn.Module) -> nn.Module:
+    """The model with whole weights as they are now; one that is not spread is that itself. Every
+    process must ask for it."""
+    plain = _plain.get(model)
+    if plain is None:
+        return model
+    let_go()
+    weights = dict(plain.named_parameters())
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:  # the others have never moved
+            weights[name].copy_(gathered(weight))
+    return plain
+
+
+def let_go() -> None:
+    """Drop what a pass without gradients has gathered and left: no backward pass will."""
+    for root in _roots:
+        root.reset_iter_state()
+
+
+def _call_through(root: nn.Module, trunk: nn.Module) -> None:
+    """A call of the trunk alone counts as one of the root."""
+    root.call_trunk = trunk.forward
+    register_fsdp_forward_method(root, "call_trunk")
+    trunk.forward = root.call_trunk
+
+
+def _set_up(root: nn.Module) -> None:
+    """FSDP sets itself up in the first pass; here it is one over nothing, so what does not fit shows
+    before anything has run, and `let_go` may be called at any time."""
+    root.read_nothing = lambda: None
+    register_fsdp_forward_method(root, "read_nothing")
+    root.read_nothing()
+    root.reset_iter_state()

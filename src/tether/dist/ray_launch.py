@@ -1,0 +1,258 @@
+"""Ray Train as the launcher: it places workers, and starts them anew when some are lost.
+
+The command that a person typed stays where it was typed and follows what its workers do.
+"""
+
+import importlib.metadata
+import math
+import os
+import platform
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from tether import __version__
+from tether.config import LaunchSection
+from tether.dist.ray_cluster import connected
+from tether.dist.ray_mailbox import Desk, Line, open_line
+from tether.dist.environment import launched_rank
+from tether.errors import OthersLost, RunStopped, UserError, one_line
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.2
+PATIENCE_SECONDS = 5.0  # for the first worker to say how it ended, once another has
+GOODBYE_SECONDS = 30.0  # for Ray to end its workers, once they are done
+START_SECONDS = 120.0  # for workers to start where there is room; torch alone takes a while
+
+
+@runtime_checkable
+class Signals(Protocol):
+    """Who remembers the signal that the command was sent, while entered."""
+
+    signal: signal.Signals | None
+
+    def __enter__(self) -> "Signals": ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+class Unbegun(Exception):
+    """A signal came before there was anything to save."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.signal = number
+
+
+def run_on_ray(
+    work: Callable[[Line], T],
+    settings: LaunchSection,
+    device: str,
+    hear: Callable[..., None],
+    signals: Signals,
+) -> T:
+    """What `work` returns in the first worker, or the error that one of them ended with.
+
+    `hear` is called with what the first worker says; `signals` are passed on to the workers.
+    """
+    workers = settings.num_workers or 1
+    # In this order: whoever connects to Ray has its signal handlers replaced.
+    with connected(settings.address, workers) as ray, signals:
+        use_gpu = _wants_gpu(ray, device, workers)
+        desk = ray.remote(num_cpus=0)(Desk).remote()
+        job = {"desk": desk, "work": work, "versions": versions(), "folder": os.getcwd()}
+        fit = ray.remote(num_cpus=0, max_retries=0)(_fit)
+        placed = fit.remote(job, settings.model_dump(), workers, use_gpu)
+        try:
+            result = _Following(ray, desk, placed, settings, hear, signals).to_the_end()
+            ray.wait([placed], timeout=GOODBYE_SECONDS)
+        except ray.exceptions.RayError as error:
+            raise explain(error, settings.max_restarts) from None
+        return result
+
+
+class _Following:
+    """The command's side."""
+
+    def __init__(
+        self,
+        ray: ModuleType,
+        desk: Any,
+        placed: Any,
+        settings: LaunchSection,
+        hear: Callable[..., None],
+        signals: Signals,
+    ) -> None:
+        self.ray, self.desk, self.placed = ray, desk, placed
+        self.settings, self.hear, self.signals = settings, hear, signals
+        self.began = time.monotonic()
+        self.first_end = math.inf
+        self.arrived = self.warned = False
+        self.passed: signal.Signals | None = None
+        self.ends: dict[int, tuple[Any, Exception | None]] = {}
+
+    def to_the_end(self) -> Any:
+        while not self._is_over():
+            over, _ = self.ray.wait([self.placed], timeout=POLL_SECONDS)
+            self._listen()
+            self._pass_on()
+            if not self.arrived:
+                self._wait_for_room()
+            if over and not self.ends:
+                raise self._failure()
+        result, error = self.ends.get(0) or next(end for end in self.ends.values() if end[1])
+        if error is not None:
+            raise error
+        return result
+
+    def _is_over(self) -> bool:
+        """The first worker speaks for all; where another failed alone, it may not hear of it."""
+        failed = any(error is not None for _, error in self.ends.values())
+        late = time.monotonic() > self.first_end + PATIENCE_SECONDS
+        return 0 in self.ends or (failed and late)
+
+    def _listen(self) -> None:
+        for kind, what in self.ray.get(self.desk.take.remote()):
+            self.arrived = True
+            if kind == "said":
+                self.hear(*what)
+            elif kind == "ended":
+                rank, result, error = what
+                self.ends[rank] = (result, error)
+                self.first_end = min(self.first_end, time.monotonic())
+
+    def _pass_on(self) -> None:
+        number = self.signals.signal
+        if number is None or number == self.passed:
+            return
+        if not self.arrived:
+            raise Unbegun(number)
+        self.ray.get(self.desk.pass_on.remote(int(number)))
+        self.passed = number
+
+    def _wait_for_room(self) -> None:
+        """A cluster may be busy, or grow; but not for ever."""
+        workers, limit = self.settings.num_workers or 1, self.settings.timeout_seconds
+        total = self.ray.cluster_resources().get("CPU", 0)
+        why = f"launch.num_workers = {workers} needs a CPU each, and the cluster has {total:g}"
+        if total >= workers:
+            limit = max(limit, START_SECONDS)
+        if time.monotonic() > self.began + limit:
+            free = self.ray.available_resources().get("CPU", 0)
+            raise UserError(
+                f"No worker has started in {limit:g} s (launch.timeout_seconds): {why}, of which "
+                f"{free:g} are free."
+            )
+        if total < workers and not self.warned:
+            self.hear("warned", f"waiting for room: {why}")
+            self.warned = True
+
+    def _failure(self) -> Exception:
+        """Why Ray gave up."""
+        try:
+            self.ray.get(self.placed)
+        except Exception as error:
+            return explain(error, self.settings.max_restarts)
+        return RunStopped("Ray's workers ended without saying how.")
+
+
+def explain(error: Exception, max_restarts: int) -> Exception:
+    """What Ray Train raised, in a sentence; a fault of the program stays one."""
+    if "No module named 'tether'" in str(error):
+        return UserError("tether is not installed on the Ray cluster; install it on every machine.")
+    cause = getattr(error, "cause", None) or error
+    failures: dict[int, Exception] = getattr(cause, "worker_failures", {})
+    if not failures:
+        return RunStopped(f"Ray could not run the workers: {one_line(cause)}")
+    reasons = {rank: getattr(failure, "_base_exc", failure) for rank, failure in failures.items()}
+    lost = [rank for rank, why in reasons.items() if type(why).__module__.startswith("ray.")]
+    silent = [one_line(why) for why in reasons.values() if isinstance(why, OthersLost)]
+    if not lost and not silent:
+        rank, failure = next(iter(failures.items()))
+        return RuntimeError(f"worker {rank} of the run failed:\n{failure}")
+    who = f"Worker {', '.join(map(str, sorted(lost)))} of the run was lost" if lost else silent[0]
+    return RunStopped(
+        f"{who.removesuffix('.')}; workers were started {max_restarts + 1} times "
+        f"(launch.max_restarts = {max_restarts}), and `tether resume` goes on from the newest "
+        f"checkpoint."
+    )
+
+
+def _fit(job: dict[str, Any], launch: dict[str, Any], workers: int, use_gpu: bool) -> None:
+    """On a node of the cluster: place the workers, and place them anew when some are lost."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    restarts, seconds = launch["max_restarts"], launch["timeout_seconds"]
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(max(seconds, START_SECONDS))
+    # Ray keeps books there of which nothing is needed: the run directory has it all.
+    with tempfile.TemporaryDirectory(prefix="tether-ray-") as books:
+        failures = FailureConfig(max_failures=restarts, controller_failure_limit=restarts)
+        trainer = TorchTrainer(
+            _work,
+            train_loop_config=job,
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(seconds)
+            ),
+            scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+            run_config=RunConfig(name="tether", storage_path=books, failure_config=failures),
+        )
+        trainer.fit()
+
+
+def _work(job: dict[str, Any]) -> None:
+    """In a worker. What the user or the run has to answer for ends it; after anything else, such
+    as the loss of another worker, Ray starts all anew."""
+    line = open_line(job["desk"])
+    line.arrive()
+    try:
+        _refuse_other_versions(job["versions"])
+        _enter(job["folder"])
+        result, error = job["work"](line), None
+    except OthersLost:
+        raise
+    except (UserError, RunStopped) as refusal:
+        result, error = None, refusal
+    line.end(result, error)
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on both sides."""
+    found = {name: importlib.metadata.version(name).split("+")[0] for name in ("torch", "ray")}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "tether": __version__, **found}
+
+
+def _refuse_other_versions(expected: dict[str, str]) -> None:
+    here = versions()
+    other = [name for name in expected if here[name] != expected[name]]
+    if other:
+        found, wanted = (
+            ", ".join(f"{name} {side[name]}" for name in other) for side in (here, expected)
+        )
+        raise UserError(
+            f"Worker {launched_rank()} on {socket.gethostname()} has {found}, where the command "
+            f"that started it has {wanted}; install the same on every machine."
+        )
+
+
+def _enter(folder: str) -> None:
+    """Paths in a config start where the command was typed."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be entered on {socket.gethostname()}: {one_line(error)}; start from "
+            f"a folder that every machine of the cluster sees."
+        ) from None
+
+
+def _wants_gpu(ray: ModuleType, device: str, workers: int) -> bool:
+    if device != "auto":
+        return device.startswith("cuda")
+    return ray.cluster_resources().get("GPU", 0) >= workers

@@ -1,0 +1,402 @@
+"""The inputs of the worked examples on PPO, put through the functions that train."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tether.algo.advantages import gae, place_scores, shape_rewards
+from tether.algo.kl import estimate_kl, exact_kl, k1, k3
+from tether.algo.losses import (
+    PolicyLoss,
+    clip_policy_loss,
+    clip_value_loss,
+    cpi_policy_loss,
+    dual_clip,
+    log_ratio,
+    penalty_policy_loss,
+    squared_value_loss,
+)
+from tether.algo.masked import masked_mean, masked_sum, weighted_sum
+from tether.data.batching import length_mask
+from tether.ppo.updates.minibatches import Walk, row_slices
+
+NATS_A_BIT = math.log(2)
+
+
+def row(numbers: Sequence[float]) -> Float[Tensor, "1 tokens"]:
+    return torch.tensor([list(numbers)], dtype=torch.float64)
+
+
+def flat(x: Tensor) -> list[float]:
+    return x.flatten().tolist()
+
+
+def everywhere(x: Tensor) -> Bool[Tensor, "1 tokens"]:
+    return torch.ones_like(x, dtype=torch.bool)
+
+
+# P and Q of each exact KL.
+DISTRIBUTIONS = {
+    "die": ((1 / 6,) * 6, (0.1,) * 5 + (0.5,)),
+    "coin": ((0.8, 0.2), (0.7, 0.3)),
+    "tokens": ((0.3, 0.4, 0.3), (0.5, 0.3, 0.2)),
+    "tokens_again": ((0.6, 0.3, 0.1), (0.7, 0.2, 0.1)),
+    "weather": ((0.7, 0.2, 0.1), (0.5, 0.3, 0.2)),
+    "forecaster": ((0.8, 0.2), (0.9, 0.1)),
+    "mild": ((0.4, 0.3, 0.2, 0.1), (0.45, 0.35, 0.15, 0.05)),
+    "wild": ((0.4, 0.3, 0.2, 0.1), (0.8, 0.1, 0.05, 0.05)),
+    "grades": ((0.1, 0.3, 0.4, 0.2), (0.05, 0.25, 0.5, 0.2)),
+    "kept": ((0.9, 0.1), (0.9, 0.1)),
+    "turned": ((0.9, 0.1), (0.1, 0.9)),
+    "ruled_out": ((0.5, 0.5), (1.0, 0.0)),
+}
+
+
+def kl_both_ways(name: str) -> list[float]:
+    p, q = DISTRIBUTIONS[name]
+    forwards, backwards = exact_kl(p, q), exact_kl(q, p)
+    return [forwards, forwards / NATS_A_BIT, backwards, backwards / NATS_A_BIT]
+
+
+def kl_terms(name: str) -> list[float]:
+    """Compute P·ln(P/Q), outcome by outcome."""
+    p, q = map(row, DISTRIBUTIONS[name])
+    return flat(p * k1(p.log(), q.log(), everywhere(p)))
+
+
+def kl_terms_backwards(name: str) -> list[float]:
+    """Compute Q·ln(Q/P), outcome by outcome."""
+    p, q = map(row, DISTRIBUTIONS[name])
+    return flat(q * k1(q.log(), p.log(), everywhere(q)))
+
+
+def log_probabilities(numbers: Sequence[float]) -> list[float]:
+    return flat(row(numbers).log())
+
+
+# A code for the weather P, made for P or for a wrong belief Q.
+
+
+def weather_code_lengths() -> list[float]:
+    """Entropy of P by its distance from even odds; cross-entropy is KL more."""
+    p, q = DISTRIBUTIONS["weather"]
+    entropy = math.log(3) - exact_kl(p, (1 / 3,) * 3)
+    return [entropy / NATS_A_BIT, (entropy + exact_kl(p, q)) / NATS_A_BIT]
+
+
+def weather_prefix_code() -> list[float]:
+    """Mean bits on P of the best code for P, of the best for Q, and what the second costs more."""
+    p, q = DISTRIBUTIONS["weather"]
+    own, other = (float(weighted_sum(row(huffman_lengths(x)), row(p))) for x in (p, q))
+    return [own, other, other - own]
+
+
+def huffman_lengths(p: Sequence[float]) -> list[int]:
+    """Length of each outcome's word in the best code whose words have whole bits."""
+    lengths = [0] * len(p)
+    heap = [(weight, [i]) for i, weight in enumerate(p)]
+    while len(heap) > 1:
+        (first, ones), (second, others), *heap = sorted(heap)
+        for i in (*ones, *others):
+            lengths[i] += 1
+        heap.append((first + second, ones + others))
+    return lengths
+
+
+def weather_ideal_lengths() -> list[float]:
+    """Bits of each outcome in the code that Q calls for."""
+    return [surprisal_bits(p)[0] for p in DISTRIBUTIONS["weather"][1]]
+
+
+# Tokens search, think, answer, search of the reference and the current policy.
+
+
+def sampled_k1() -> list[float]:
+    """log(current / reference)."""
+    reference, current = (row(p).log()[:, [0, 1, 2, 0]] for p in DISTRIBUTIONS["tokens_again"])
+    return flat(k1(current, reference, everywhere(current)))
+
+
+def sampled_mean() -> list[float]:
+    numbers = row(sampled_k1())
+    return [float(masked_mean(numbers, everywhere(numbers)))]
+
+
+def expected_estimates() -> list[float]:
+    """k1, k2 and k3 averaged over every token as the current policy would draw it."""
+    reference, current = map(row, DISTRIBUTIONS["tokens_again"])
+    arguments = current.log(), reference.log(), everywhere(current)
+    return [float(weighted_sum(estimate_kl(k, *arguments), current)) for k in ("k1", "k2", "k3")]
+
+
+def held_k3() -> list[float]:
+    """The mean of k3 for P = 0.01, 0.99 and Q = 0.5, 0.5; the same with each k3 held below 10."""
+    p, q = row([0.01, 0.99]), row([0.5, 0.5])
+    values = k3(p.log(), q.log(), everywhere(p))
+    return [float(weighted_sum(x, p)) for x in (values, values.clamp(-10, 10))]
+
+
+def sequence_kl() -> list[float]:
+    """The sum of four tokens' k1 in nats and in bits, and their mean in nats."""
+    kl = row([0.1, 0.5, 0.2, -0.1])
+    total = float(masked_sum(kl, everywhere(kl)))
+    return [total, total / NATS_A_BIT, float(masked_mean(kl, everywhere(kl)))]
+
+
+# Surprise, in bits.
+
+
+def surprisal_bits(p: float) -> list[float]:
+    """KL from being sure of an outcome that had probability p."""
+    return [exact_kl((1.0, 0.0), (p, 1 - p)) / NATS_A_BIT]
+
+
+def surprisal_differences(name: str) -> list[float]:
+    """Bits of surprise under Q minus under P, outcome by outcome, and their mean under P."""
+    p, q = map(row, DISTRIBUTIONS[name])
+    differences = k1(p.log(), q.log(), everywhere(p)) / NATS_A_BIT
+    return [*flat(differences), float(weighted_sum(differences, p))]
+
+
+# How much may change within a bound on the KL.
+
+
+def distance_and_kl(name: str) -> list[float]:
+    """Total variation (the largest change of any event's probability) and KL(P‖Q)."""
+    p, q = DISTRIBUTIONS[name]
+    return [math.fsum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2, exact_kl(p, q)]
+
+
+def kl_of_keeping(share: float) -> list[float]:
+    """The largest KL(old‖new) where new does as old in that share of cases, else as it likes."""
+    return [exact_kl((1.0, 0.0), (share, 1 - share))]
+
+
+def largest_changes(bounds: Sequence[float]) -> list[float]:
+    """Pinsker: KL <= delta leaves every event's probability within sqrt(delta / 2)."""
+    return [math.sqrt(bound / 2) for bound in bounds]
+
+
+def ratios(name: str) -> list[float]:
+    old, new = (row(p).log() for p in DISTRIBUTIONS[name])
+    return flat(log_ratio(new, old).exp())
+
+
+# Physics: two states with energies 0, 1 under P and 0, 2 under Q, at temperature 1.
+
+
+def free_energy() -> list[float]:
+    """Mean energy difference under P, difference of the free energies, and KL(P‖Q)."""
+    first, second = row([0.0, 1.0]), row([0.0, 2.0])
+    p, q = torch.softmax(-first, dim=1), torch.softmax(-second, dim=1)
+    energy = float(weighted_sum(second - first, p))
+    free = float(torch.logsumexp(-first, 1) - torch.logsumexp(-second, 1))
+    return [energy, free, exact_kl(flat(p), flat(q))]
+
+
+def kl_of_optimum(betas: Sequence[float]) -> list[float]:
+    """KL to the reference of the best policy, reference x e^(r / beta), r = 1 for the second."""
+    reference = row(DISTRIBUTIONS["tokens_again"][0])
+    reward = row([0.0, 1.0, 0.0])
+    best = (torch.softmax(reference.log() + reward / beta, dim=1) for beta in betas)
+    return [exact_kl(flat(policy), flat(reference)) for policy in best]
+
+
+# The prompt 你知道1+1=2吗？ and its response 是的，1+1=2: six tokens, beta 0.01, gamma 1.
+
+
+OLD = row([-0.12, -0.08, -0.15, -0.10, -0.05, -0.02])
+REF = row([-0.15, -0.10, -0.18, -0.12, -0.08, -0.03])
+VALUES = row([0.82, 0.85, 0.88, 0.90, 0.92, 0.95])
+MASK = torch.ones(1, 6, dtype=torch.bool)
+BETA = 0.01
+ILLUSTRATIVE = row([0.13, 0.10, 0.08, 0.05, 0.03, 0.05])
+
+
+def old_probabilities() -> list[float]:
+    return flat(OLD.exp())
+
+
+def k1_tokens() -> list[float]:
+    return flat(k1(OLD, REF, MASK))
+
+
+def k3_tokens() -> list[float]:
+    return flat(k3(OLD, REF, MASK))
+
+
+def k1_sum_and_mean() -> list[float]:
+    kl = k1(OLD, REF, MASK)
+    return [float(masked_sum(kl, MASK)), float(masked_mean(kl, MASK))]
+
+
+def token_level_rewards() -> list[float]:
+    return flat(_rewards())
+
+
+def advantages(lam: float) -> list[float]:
+    """With lambda 0 they are delta."""
+    return flat(_advantages(lam))
+
+
+def returns(lam: float) -> list[float]:
+    return flat(_advantages(lam) + VALUES)
+
+
+def surrogates() -> list[float]:
+    """L^CPI and the clipped objective of the illustrative advantages, where every ratio is 1."""
+    losses = (
+        cpi_policy_loss(OLD, OLD, ILLUSTRATIVE),
+        clip_policy_loss(OLD, OLD, ILLUSTRATIVE, 0.2, 0.2),
+    )
+    return [-float(masked_mean(loss.per_token, MASK)) for loss in losses]
+
+
+def illustrative_returns() -> list[float]:
+    return flat(VALUES + ILLUSTRATIVE)
+
+
+def needed_lambdas() -> list[float]:
+    """The lambda that each of the first five illustrative advantages would need."""
+    deltas, given = row(advantages(0.0)), ILLUSTRATIVE
+    return flat((given[:, :-1] - deltas[:, :-1]) / given[:, 1:])
+
+
+def row_objective() -> list[float]:
+    """The score minus beta x the row's KL, by the sum of its rewards."""
+    return [float(masked_sum(_rewards(), MASK))]
+
+
+# What the first step of an update reports for that row: new and old policy are the same.
+
+
+def value_losses() -> list[float]:
+    """Half the mean squared error, and the whole of it."""
+    loss = float(masked_mean(squared_value_loss(VALUES, VALUES + ILLUSTRATIVE).per_token, MASK))
+    return [loss, 2 * loss]
+
+
+def policy_loss() -> list[float]:
+    return [float(masked_mean(_first_step().per_token, MASK))]
+
+
+def clip_fractions() -> list[float]:
+    """Of the critic (values held within 0.2 of the old ones), then of the actor."""
+    value = clip_value_loss(VALUES, VALUES, VALUES + ILLUSTRATIVE, 0.2)
+    policy = _first_step()
+    clipped = value.clipped, policy.clipped_high | policy.clipped_low
+    return [float(masked_mean(cells.double(), MASK)) for cells in clipped]
+
+
+def approximate_kl() -> list[float]:
+    """KL(old‖new) from old samples, e^x - x - 1 of the log-ratio x."""
+    return [float(masked_mean(k3(OLD, OLD, MASK), MASK))]
+
+
+def mean_surprisal() -> list[float]:
+    """Mean -log pi_old: what the sampled tokens say about the entropy."""
+    return [float(masked_mean(-OLD, MASK))]
+
+
+def most_entropy(vocabulary: int) -> list[float]:
+    """The largest mean entropy with these probabilities: all others share what is left evenly."""
+    found = []
+    for p in old_probabilities():
+        rest = math.log(1 - p) - math.log(vocabulary - 1)
+        found.append(-p * math.log(p) - (1 - p) * rest)
+    return [math.fsum(found) / len(found)]
+
+
+def equal_choices(entropy: float) -> list[float]:
+    return [math.exp(entropy)]
+
+
+def _first_step() -> PolicyLoss:
+    return clip_policy_loss(OLD, OLD, ILLUSTRATIVE, 0.2, 0.2)
+
+
+def _rewards() -> Float[Tensor, "1 tokens"]:
+    scores = place_scores(torch.ones(1, dtype=torch.float64), MASK)
+    return shape_rewards(scores, k1(OLD, REF, MASK), BETA)
+
+
+def _advantages(lam: float) -> Float[Tensor, "1 tokens"]:
+    ended = torch.zeros(1, dtype=torch.float64)
+    return gae(_rewards(), VALUES, ended, MASK, 1.0, lam)
+
+
+# One token of old probability 0.3.
+
+
+def unclipped(ratio: float, advantage: float) -> list[float]:
+    """The ratio and ratio x advantage."""
+    loss = cpi_policy_loss(_log(0.3 * ratio), _log(0.3), row([advantage]))
+    return [float(loss.ratio), -float(loss.per_token)]
+
+
+def clipped(ratio: float, advantage: float, bound: float | None = None) -> list[float]:
+    """The clipped objective, eps 0.2, and its gradient by log pi_new."""
+    new = _log(0.3 * ratio).requires_grad_()
+    loss = clip_policy_loss(new, _log(0.3), row([advantage]), 0.2, 0.2)
+    if bound is not None:
+        loss = dual_clip(loss, row([advantage]), bound)
+    (gradient,) = torch.autograd.grad(loss.per_token.sum(), new)
+    return [-float(loss.per_token.detach()), -float(gradient)]
+
+
+def lower_of_two(ratio: float, advantage: float) -> list[float]:
+    """The loss, and the number that min(-A r, -A clip r) would give for it."""
+    advantages = row([advantage])
+    loss = clip_policy_loss(_log(0.3 * ratio), _log(0.3), advantages, 0.2, 0.2)
+    held = -advantages * loss.ratio.clamp(0.8, 1.2)
+    return [float(loss.per_token), float(torch.minimum(-advantages * loss.ratio, held))]
+
+
+def ratio_of_row(ratio: float, tokens: int) -> list[float]:
+    """The ratio of a whole response whose tokens all have this one."""
+    old = torch.full((1, tokens), math.log(0.3), dtype=torch.float64)
+    each = log_ratio(old + math.log(ratio), old)
+    return [float(masked_sum(each, everywhere(each)).exp())]
+
+
+def penalised() -> list[float]:
+    """KL(old‖new) of 0.3 -> 0.6, and PPO-Penalty's loss for A = 1 with coefficient 1."""
+    kl = exact_kl((0.3, 0.7), (0.6, 0.4))
+    loss = penalty_policy_loss(_log(0.6), _log(0.3), row([1.0]), row([kl]), 1.0)
+    return [kl, float(loss.per_token)]
+
+
+def kl_and_reward(old: float, ref: float, beta: float) -> list[float]:
+    """k1 and score - beta x k1, the score being 1."""
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    kl = k1(_log(old), _log(ref), mask)
+    score = place_scores(torch.ones(1, dtype=torch.float64), mask)
+    return [float(kl), float(shape_rewards(score, kl, beta))]
+
+
+def log_ratio_in_nats_and_bits(p: float, q: float) -> list[float]:
+    nats, _ = kl_and_reward(p, q, beta=0.0)
+    return [nats, nats / NATS_A_BIT]
+
+
+def _log(p: float) -> Float[Tensor, "1 1"]:
+    return row([math.log(p)])
+
+
+# Counting.
+
+
+def sequence_lengths() -> list[float]:
+    """Prompt, response and the whole of a row, as masks count them."""
+    lengths = torch.tensor([8, 6])
+    counted = length_mask(lengths, 14).sum(dim=1)
+    return [*counted.double().tolist(), float(counted.sum())]
+
+
+def optimizer_steps(rows: int, minibatch_rows: int, epochs: int) -> list[float]:
+    """Counted by walking the slices as an update does."""
+    walk = Walk("actor", 0, 0, epochs, minibatch_rows, 1, "token_mean", 1)
+    return [float(sum(1 for _ in row_slices(rows, walk)))]

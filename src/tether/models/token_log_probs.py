@@ -1,0 +1,235 @@
+"""Functions over hidden states: log-probs, entropies, full-vocabulary KL.
+
+Logits are made piece by piece; probabilities wait for the backward pass where they are few enough,
+and are made again where they are not: a tensor of rows x length x vocabulary is never stored. Only
+cells that the mask asks for are computed.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tether.algo.kl import full_kl
+from tether.models.cpu_matmul import product
+
+CHUNK_LOGITS = 2**25  # probabilities that wait for the backward pass: 128 MiB in float32
+
+PIECE_LOGITS = 2**23  # logits of one product: 32 MiB, which the allocator has at hand
+
+LOWEST_LOG_PROB = -1e4  # exp() of it is 0 in every float type
+
+BLOCK_LOGITS = 2**18  # numbers that stay in the processor's cache between two operations
+
+Head = nn.Linear  # transformers' output embeddings
+
+
+def tempered_logits(
+    head: Callable[[Tensor], Tensor], states: Float[Tensor, "cells width"], temperature: float
+) -> Float[Tensor, "cells vocabulary"]:
+    """Logits over the temperature, in float32 at least; made only here."""
+    logits = head(states)
+    logits = logits.to(_float_type(logits))
+    return logits if temperature == 1 else logits / temperature
+
+
+def token_log_probs_and_entropies(
+    head: Head,
+    states: Float[Tensor, "rows response width"],
+    ids: Int[Tensor, "rows response"],
+    mask: Bool[Tensor, "rows response"],
+    temperature: float,
+) -> tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"]]:
+    """log pi(id) and the exact entropy -sum p log p of each True cell; 0 elsewhere."""
+    chunks = list(
+        zip(
+            states[mask].split(cells_at_once(head)),
+            ids[mask].split(cells_at_once(head)),
+            strict=True,
+        )
+    )
+    keep = len(chunks) == 1
+    parts = [
+        ReadTokens.apply(states, head.weight, head.bias, ids, temperature, keep)
+        for states, ids in chunks
+    ]
+    log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+    return _in_place(log_probs, mask), _in_place(entropies, mask)
+
+
+class ReadTokens(torch.autograd.Function):
+    """log p(id) and the entropy of some cells, with the softmax's derivative in closed form.
+
+    Autograd would keep half a dozen tensors of cells x vocabulary. Here there are the
+    probabilities alone, which the backward pass turns in place into the logits' gradient. With
+    `keep` they wait for it in memory; without it they are made a second time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Float[Tensor, "cells width"],
+        weight: Float[Tensor, "vocabulary width"],
+        bias: Float[Tensor, " vocabulary"] | None,
+        ids: Int[Tensor, " cells"],
+        temperature: float,
+        keep: bool,
+    ) -> tuple[Float[Tensor, " cells"], Float[Tensor, " cells"]]:
+        ctx.kept = keep and any(ctx.needs_input_grad)
+        ctx.probs = borrow(len(ids), len(weight), states) if ctx.kept else None
+        log_probs, entropies = _softmax(states, weight, bias, ids, temperature, ctx.probs)
+        ctx.temperature = temperature
+        ctx.save_for_backward(states, weight, bias, ids, entropies)
+        ctx.set_materialize_grads(False)
+        return log_probs, entropies
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, by_log_prob: Tensor | None, by_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        states, weight, bias, ids, entropies = ctx.saved_tensors
+        probs, ctx.probs = ctx.probs, None
+        if probs is None:
+            if ctx.kept:
+                raise RuntimeError("the probabilities are used up: backward ran before")
+            probs = borrow(len(ids), len(weight), states)
+            _softmax(states, weight, bias, ids, ctx.temperature, probs)
+        if by_log_prob is None:
+            by_log_prob = torch.zeros_like(entropies)
+        gradient = _logit_gradient(probs, ids, entropies, by_log_prob, by_entropy)
+        if ctx.temperature != 1:
+            gradient /= ctx.temperature
+        gradient = gradient.to(weight.dtype)
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        found = (
+            product(gradient, weight.T) if needs_states else None,
+            product(states.T, gradient.T).T.contiguous() if needs_weight else None,
+            gradient.sum(dim=0) if needs_bias else None,
+        )
+        give_back(probs)
+        return *found, *(None,) * 3
+
+
+def _softmax(
+    states: Float[Tensor, "cells width"],
+    weight: Float[Tensor, "vocabulary width"],
+    bias: Float[Tensor, " vocabulary"] | None,
+    ids: Int[Tensor, " cells"],
+    temperature: float,
+    probs: Float[Tensor, "cells vocabulary"] | None,
+) -> tuple[Float[Tensor, " cells"], Float[Tensor, " cells"]]:
+    """Log-probs of the ids and entropies; every token's probability goes into `probs`, if given.
+
+    After the matrix product, block by block: a block stays in the processor's cache.
+    """
+    float_type = _float_type(states)
+    log_probs, entropies = states.new_empty(2, len(ids), dtype=float_type)
+    block = max(1, BLOCK_LOGITS // len(weight))
+    piece = max(block, PIECE_LOGITS // len(weight) // block * block)
+    head = partial(product, b=weight, bias=bias)
+    for start in range(0, len(ids), piece):
+        logits = tempered_logits(head, states[start : start + piece], temperature)
+        for logit, begin in zip(logits.split(block), range(start, len(ids), block), strict=False):
+            cells = slice(begin, begin + len(logit))
+            prob = torch.softmax(logit, dim=-1, out=None if probs is None else probs[cells])
+            logit -= logit.amax(dim=-1, keepdim=True)
+            # The likeliest token's probability is exp(0) / sum(exp), so its log is minus the
+            # normaliser's.
+            normaliser = -prob.amax(dim=-1).log()
+            chosen = logit.gather(1, ids[cells, None]).squeeze(1)
+            log_probs[cells] = chosen - normaliser
+            # A token that cannot be sampled has logit -inf and adds 0, not 0 x infinity.
+            logit.clamp_(min=LOWEST_LOG_PROB).mul_(prob)
+            entropies[cells] = normaliser - logit.sum(dim=-1)
+    return log_probs, entropies
+
+
+def _logit_gradient(
+    probs: Float[Tensor, "cells vocabulary"],
+    ids: Int[Tensor, " cells"],
+    entropies: Float[Tensor, " cells"],
+    by_log_prob: Float[Tensor, " cells"],
+    by_entropy: Float[Tensor, " cells"] | None,
+) -> Float[Tensor, "cells vocabulary"]:
+    """by_log_prob x (1[id] - p) - by_entropy x p (log p + entropy), written over the probs."""
+    if by_entropy is None:
+        probs *= -by_log_prob[:, None]
+    else:
+        columns = probs, entropies[:, None], by_log_prob[:, None], by_entropy[:, None]
+        block = max(1, BLOCK_LOGITS // probs.shape[1])
+        for prob, entropy, by_log, by in zip(*(x.split(block) for x in columns), strict=True):
+            surprise = prob.log().clamp_(min=LOWEST_LOG_PROB).add_(entropy)
+            prob *= surprise.mul_(-by).sub_(by_log)
+    return probs.scatter_add_(1, ids[:, None], by_log_prob[:, None])
+
+
+def token_full_kl(
+    p_head: Head,
+    p_states: Float[Tensor, "rows response width"],
+    q_head: Head,
+    q_states: Float[Tensor, "rows response width"],
+    mask: Bool[Tensor, "rows response"],
+    temperature: float,
+) -> Float[Tensor, "rows response"]:
+    """KL(p || q) over the whole vocabulary at each True cell; 0 elsewhere."""
+
+    def of_cells(p_states: Tensor, q_states: Tensor) -> Tensor:
+        log_p, log_q = (
+            torch.log_softmax(tempered_logits(head, states, temperature), dim=-1)
+            for head, states in ((p_head, p_states), (q_head, q_states))
+        )
+        return full_kl(log_p, log_q)
+
+    size = max(1, PIECE_LOGITS // p_head.out_features)
+    chunks = list(zip(p_states[mask].split(size), q_states[mask].split(size), strict=True))
+    recompute = torch.is_grad_enabled() and len(chunks) > 1
+    parts = [
+        checkpoint(of_cells, *chunk, use_reentrant=False) if recompute else of_cells(*chunk)
+        for chunk in chunks
+    ]
+    return _in_place(torch.cat(parts), mask)
+
+
+def cells_at_once(head: Head) -> int:
+    """How many cells' probabilities can wait for the backward pass."""
+    return max(1, CHUNK_LOGITS // head.out_features)
+
+
+def borrow(
+    cells: int, vocabulary: int, states: Float[Tensor, "cells width"]
+) -> Float[Tensor, "cells vocabulary"]:
+    """Room for probabilities. On a CPU it is kept for the next time: the system would clear each
+    page of a new one, which takes longer than the arithmetic."""
+    size, float_type = cells * vocabulary, _float_type(states)
+    for i, room in enumerate(_at_hand):
+        fits = room.dtype == float_type and room.device == states.device
+        if fits and len(room) >= size:
+            return _at_hand.pop(i)[:size].view(cells, vocabulary)
+    return torch.empty(cells, vocabulary, dtype=float_type, device=states.device)
+
+
+def give_back(probs: Float[Tensor, "cells vocabulary"]) -> None:
+    """One room is kept, the larger of two; whoever drops a graph without a backward pass gives
+    nothing back."""
+    if probs.device.type == "cpu":
+        whole = probs if probs._base is None else probs._base
+        _at_hand[:] = [max([whole.view(-1), *_at_hand], key=len)]
+
+
+_at_hand: list[Float[Tensor, " numbers"]] = []
+
+
+def _float_type(states: Tensor) -> torch.dtype:
+    return torch.promote_types(states.dtype, torch.float32)
+
+
+def _in_place(
+    cells: Float[Tensor, " cells"], mask: Bool[Tensor, "rows response"]
+) -> Float[Tensor, "rows response"]:
+    """Numbers of the True cells where they belong, 0 elsewhere."""
+    return cells.new_zeros(mask.shape).masked_scatter(mask, cells)

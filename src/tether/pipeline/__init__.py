@@ -1,1 +1,0 @@
-"""All of RLHF in one command: SFT, preferences, reward model, PPO, and what came of it."""

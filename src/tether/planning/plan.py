@@ -1,0 +1,298 @@
+"""What a run will do and take, worked out before it starts."""
+
+import math
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tether.config import Config
+from tether.dist.environment import launched_size
+from tether.dist.tensor_parallel import refuse_unshareable
+from tether.errors import UserError
+from tether.planning.cost import Cost, memory_bandwidth, operations, sent
+from tether.planning.machine import UNKNOWN, Machine
+from tether.planning.memory import Memory, Moment, Part, plan_memory
+from tether.planning.workload import Demand, Networks, Size, networks_of, outline_networks
+from tether.ppo.roles import Roles, pick_device
+from tether.ppo.scoring import Trial
+from tether.support.units import byte_text, si, time_text
+
+Line = tuple[str, str, str]  # what, how much, and the arithmetic behind it
+
+
+@dataclass(frozen=True)
+class Plan:
+    config: Config
+    networks: Networks
+    longest_prompt: int
+    train_prompts: int | None = None  # unknown where there is no tokenizer to read them with
+    heldout_prompts: int = 0
+    notes: tuple[str, ...] = ()  # what could not be checked; what is not as named
+    tried: tuple[Trial, ...] = ()  # what the reward said to a few rows
+    machine: Machine | None = None  # that `tether check` runs on
+
+    def __repr__(self) -> str:
+        """The run in a line; the rest is in `lines()`, `memory_lines()` and `time_lines()`."""
+        c, peak = self.config, self.memory.peak
+        return (
+            f"<Plan of {c.run.name}: {c.train.iterations} iterations of {c.rows} rows, actor "
+            f"{si(self.actor.parameters)}, memory {byte_text(peak.size)} in {peak.when}, "
+            f"checkpoints {byte_text(self.disk_bytes)}>"
+        )
+
+    @cached_property
+    def demand(self) -> Demand:
+        """Of one process."""
+        device = self.config.device
+        return Demand(
+            config=self.config,
+            networks=self.networks,
+            longest_prompt=self.longest_prompt,
+            workers=self.config.launch.num_workers or launched_size(),
+            device=pick_device(device).type if device == "auto" else device.partition(":")[0],
+        )
+
+    @property
+    def actor(self) -> Size:
+        return self.demand.actor
+
+    @property
+    def critic(self) -> Size:
+        return self.demand.critic
+
+    @property
+    def reference(self) -> Size:
+        return self.demand.reference
+
+    @property
+    def state_bytes(self) -> int:
+        """All weights; gradients and two Adam moments of what learns."""
+        weights = sum(role.weight_bytes for role in self.demand.roles.values())
+        return weights + 3 * self.learning_bytes
+
+    @property
+    def learning_bytes(self) -> int:
+        return self.actor.learning_bytes + self.critic.learning_bytes
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Of one process, found on shapes alone: whatever weights are loaded stay as they are."""
+        outlined = self.networks.actor.device.type == "meta"
+        networks = self.networks if outlined else outline_networks(self.config)
+        d = self.demand
+        return plan_memory(Demand(d.config, networks, d.longest_prompt, d.workers, d.device))
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Weights and two moments of what learns, and the reference where it is refreshed."""
+        refreshed = self.reference.weight_bytes if self.config.refreshes_reference else 0
+        return 3 * self.learning_bytes + refreshed
+
+    @property
+    def checkpoints_kept(self) -> int:
+        return self.config.train.keep_last + self.config.train.keep_best
+
+    @property
+    def disk_bytes(self) -> int:
+        return (self.checkpoints_kept + 1) * self.checkpoint_bytes
+
+    def lines(self) -> list[Line]:
+        """The arithmetic of the run."""
+        c = self.config
+        prompts, samples, longest = (
+            c.rollout.prompts,
+            c.rollout.samples_per_prompt,
+            c.rollout.max_response_tokens,
+        )
+        evaluated = min(self.heldout_prompts, c.train.eval_prompts)
+        checkpoint = byte_text(self.checkpoint_bytes)
+        return [
+            ("rows an iteration", f"{c.rows}", f"{prompts} prompts x {samples} samples"),
+            ("actor steps an iteration", *_actor_steps(c)),
+            ("critic steps an iteration", *_critic_steps(c)),
+            ("iterations", f"{c.train.iterations}", self._passes()),
+            (
+                "response tokens",
+                si(c.train.iterations * c.rows * longest),
+                f"at most: {longest} a row",
+            ),
+            (
+                "longest row",
+                f"{self.demand.longest_row}",
+                f"{self.longest_prompt} prompt + {longest} response",
+            ),
+            *self._turns(),
+            ("held-out prompts", f"{evaluated}", f"of {self.heldout_prompts}"),
+            ("parameters", si(self.actor.parameters), self._roles()),
+            (
+                "disk for checkpoints",
+                byte_text(self.disk_bytes),
+                f"{self.checkpoints_kept} kept and one being written, {checkpoint} each",
+            ),
+        ]
+
+    def reward_lines(self) -> list[Line]:
+        """What the reward returned when it was tried."""
+        return [(trial.where, trial.result, trial.why) for trial in self.tried]
+
+    def memory_lines(self) -> list[Line]:
+        """What lies in the memory of a process, then how much of it at once."""
+        memory = self.memory
+        parts = [(part.what, byte_text(part.size), part.because) for part in memory.parts]
+        moments = [_moment(memory.standing, ())]
+        moments += [_moment(moment, memory.standing.parts) for moment in memory.moments]
+        peak = ("peak", byte_text(memory.peak.size), f"in {memory.peak.when}")
+        return [*parts, *moments, peak, *self._room_here()]
+
+    def _room_here(self) -> list[Line]:
+        """Whether the processes of a plan fit this machine; those that Ray places go elsewhere."""
+        if self.machine is None or self.machine.free_bytes == UNKNOWN:
+            return []
+        processes = 1 if self.config.launch.kind == "ray" else self.demand.workers
+        free, wanted = self.machine.free_bytes, processes * self.memory.peak.size
+        whose = "the peak" if processes == 1 else f"the peaks of {processes} processes"
+        verdict = f"{whose} fits" if processes == 1 else f"{whose} fit"
+        if wanted > free:
+            verdict = f"too little: {whose} would take {byte_text(wanted)}"
+        return [("free here", byte_text(free), verdict)]
+
+    @property
+    def does_not_fit(self) -> bool:
+        return any(because.startswith("too little") for _, _, because in self._room_here())
+
+    def sent_lines(self) -> list[Line]:
+        """What a process sends in an iteration; nothing if it is alone."""
+        found = sent(self.demand)
+        total = sum(cost.amount for cost in found)
+        lines = [(cost.what, byte_text(cost.amount), cost.because) for cost in found]
+        return [*lines, ("in all", byte_text(total), "by each process")] if lines else []
+
+    def time_lines(self) -> list[Line]:
+        """How long an iteration takes: at the rates of `launch`, or at this machine's own."""
+        launch, d = self.config.launch, self.demand
+        teraflops, whence = launch.teraflops, "one after the other"
+        if teraflops is None and self.machine is not None and d.workers == 1:
+            teraflops = self.machine.teraflops
+            whence = (
+                f"rough: at {1000 * teraflops:.0f} GFLOP/s, measured here; rows at their longest"
+            )
+        lines: list[Line] = []
+        seconds = 0.0
+        if teraflops is not None:
+            rate = d.workers * teraflops * 1e12
+            costs = operations(d)
+            lines += [(c.what, time_text(c.amount / rate), _operations(c)) for c in costs]
+            seconds += sum(cost.amount for cost in costs) / rate
+            bound = memory_bandwidth(d, costs[0].amount / rate)
+            if bound >= 1e9:
+                slow = f"bound by memory below {bound / 1e9:.0f} GB/s"
+                lines[0] = (*lines[0][:2], f"{lines[0][2]}; {slow}")
+        if launch.link_gigabytes is not None and d.workers > 1:
+            amount = sum(cost.amount for cost in sent(d))
+            rate = launch.link_gigabytes * 1e9
+            because = f"{byte_text(amount)} at {launch.link_gigabytes:g} GB/s"
+            lines.append(("sending", time_text(amount / rate), because))
+            seconds += amount / rate
+        return [*lines, ("in all", time_text(seconds), whence)] if lines else []
+
+    def _passes(self) -> str:
+        if self.train_prompts is None:
+            return "over prompts that were not read"
+        passes = self.config.train.iterations * self.config.rollout.prompts / self.train_prompts
+        return f"{passes:.1f} passes over {self.train_prompts} prompts"
+
+    def _turns(self) -> list[Line]:
+        rollout = self.config.rollout
+        if not rollout.is_multi_turn:
+            return []
+        who = rollout.environment or ", ".join(tool.kind for tool in rollout.tools)
+        most = f"with {who}; at most {rollout.max_observation_tokens} tokens an observation"
+        return [("turns a row", f"{rollout.max_turns}", most)]
+
+    def _roles(self) -> str:
+        actor, critic, reference = self.actor, self.critic, self.reference
+        whose = "actor"
+        if actor.learning < actor.parameters:
+            whose += f", of which {si(actor.learning)} learn"
+        whose += f"; critic {si(critic.parameters)}"
+        if critic.learning < critic.parameters:
+            whose += f", of which {si(critic.learning)} learn"
+        return f"{whose}; reference {si(reference.parameters)}"
+
+
+def make_plan(config: Config, roles: Roles) -> Plan:
+    """Of a run whose models are loaded and whose prompts are read."""
+    plan = Plan(
+        config=config,
+        networks=networks_of(config, roles),
+        longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
+        train_prompts=len(roles.train_prompts),
+        heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
+        notes=tuple(config.departures),
+    )
+    check_layers_divide(config, plan.networks)
+    return plan
+
+
+def check_disk(plan: Plan, folder: Path, own_bytes: int = 0) -> None:
+    """Refuse, before training, a run whose checkpoints would not fit.
+
+    `own_bytes` is what checkpoints of the run take already: they make room for newer ones, but
+    only once the next one has been written beside them.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    needed = max(plan.checkpoint_bytes, plan.disk_bytes - own_bytes)
+    if free < needed:
+        there = f" beside the {byte_text(own_bytes)} that they take now" if own_bytes else ""
+        raise UserError(
+            f"{folder} has {byte_text(free)} free, but checkpoints need {byte_text(needed)}"
+            f"{there}: {plan.checkpoints_kept} kept and one being written; "
+            f"make room, set run.dir, or lower train.keep_last and train.keep_best."
+        )
+
+
+def check_layers_divide(config: Config, networks: Networks) -> None:
+    """Refuse a tensor parallelism that the models' layers cannot be divided by."""
+    ways = config.launch.tensor_parallel
+    models = (networks.actor, networks.critic and networks.critic.trunk, networks.reference)
+    for model in models:
+        if ways > 1 and model is not None:
+            refuse_unshareable(model.config, ways)
+
+
+def _moment(moment: Moment, standing: tuple[Part, ...]) -> Line:
+    begins = standing and moment.parts[: len(standing)] == standing
+    rest = moment.parts[len(standing) :] if begins else moment.parts
+    names = [*(["standing"] if begins else []), *(part.what for part in rest)]
+    return f"= {moment.when}", byte_text(moment.size), " + ".join(names)
+
+
+def _operations(cost: Cost) -> str:
+    amount = cost.amount / 1e12
+    what = f"{si(amount)} TFLOP" if amount >= 1 else f"{1000 * amount:.3g} GFLOP"
+    return f"{what}: {cost.because}"
+
+
+def _actor_steps(c: Config) -> tuple[str, str]:
+    if c.actor.update.kind == "trpo":
+        return "1", f"one step on all {c.rows} rows, or none"
+    return _steps(c.rows, c.actor.minibatch_rows, c.actor.epochs)
+
+
+def _critic_steps(c: Config) -> tuple[str, str]:
+    if not c.has_critic:
+        return "0", f"{c.advantage.estimator} needs no critic"
+    if c.critic.shared_trunk:
+        return "0", "its head learns in the actor's steps"
+    return _steps(c.rows, c.critic_minibatch_rows, c.critic_epochs)
+
+
+def _steps(rows: int, minibatch_rows: int, epochs: int) -> tuple[str, str]:
+    minibatches = math.ceil(rows / minibatch_rows)
+    return (
+        str(epochs * minibatches),
+        f"epochs {epochs} x minibatches {minibatches} of {minibatch_rows} rows",
+    )

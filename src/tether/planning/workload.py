@@ -1,0 +1,254 @@
+"""What a run asks of each process: which share of the work, in batches of which size, at most."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tether.config import Config, LoraSection
+from tether.models.critic import Critic
+from tether.models.forward import recompute_in_backward
+from tether.models.loading import outline
+from tether.models.lora import learned, place_adapter
+from tether.models.policy import FrozenReference
+from tether.models.token_log_probs import cells_at_once
+from tether.planning.dry_run import Batch
+from tether.ppo.roles import Roles
+from tether.rewards.learned import LearnedScorer
+from tether.rewards.parts import learned_model
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What each role adds: a critic on the actor's trunk is its head alone, and a reference that
+    is the actor's base, or none, is nothing."""
+
+    actor: PreTrainedModel
+    critic: Critic | None
+    reference: PreTrainedModel | None
+    reward: nn.Module | None
+
+
+@dataclass(frozen=True)
+class Size:
+    """Numbers in a role's weights and, of these, the ones that learn."""
+
+    parameters: int = 0
+    weight_bytes: int = 0
+    learning: int = 0
+    learning_bytes: int = 0
+    linear_bytes: int = 0  # in the layers' matrices, which tensor parallelism divides
+    linear_learning_bytes: int = 0
+    layer_bytes: int = 0  # the largest layer
+    outer_bytes: int = 0  # outside the layers: embedding, head, last norm
+    largest_bytes: int = 0  # the largest tensor
+
+
+def networks_of(config: Config, roles: Roles) -> Networks:
+    reference = roles.reference
+    return Networks(
+        actor=roles.actor.model,
+        critic=roles.critic if config.has_critic else None,
+        reference=reference.policy.model if isinstance(reference, FrozenReference) else None,
+        reward=roles.reward.reward.model if isinstance(roles.reward, LearnedScorer) else None,
+    )
+
+
+def outline_networks(config: Config) -> Networks:
+    """The same as shapes alone, from the models' config.json files."""
+    settings, hub = config.model, config.model.hub
+    actor = outline(AutoModelForCausalLM, settings.actor, settings.dtype, hub)
+    critic = reference = reward = None
+    if config.has_critic and config.critic.shared_trunk:
+        critic = Critic(actor, config.critic.microbatch_tokens)
+    elif config.has_critic:
+        name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
+        trunk = outline(AutoModel, name, dtype, hub)
+        _make_ready_to_learn(trunk, settings.critic_lora, config, "critic")
+        critic = Critic(trunk, config.critic.microbatch_tokens)
+    if config.kl.needs_reference and not settings.adapter_off_is_reference:
+        name = settings.reference or settings.actor
+        dtype = settings.reference_dtype or settings.dtype
+        reference = outline(AutoModelForCausalLM, name, dtype, hub).requires_grad_(False)
+    judge = learned_model(config.reward)
+    if judge is not None:
+        reward = outline(AutoModelForSequenceClassification, judge, settings.dtype)
+        reward.requires_grad_(False)
+    _make_ready_to_learn(actor, settings.lora, config, "actor")
+    return Networks(actor, critic, reference, reward)
+
+
+def _make_ready_to_learn(
+    model: PreTrainedModel, lora: LoraSection | None, config: Config, role: str
+) -> None:
+    if lora is not None:
+        place_adapter(model, lora, role)
+    if config.model.gradient_checkpointing:
+        recompute_in_backward(model)
+
+
+def critic_size(config: Config, networks: Networks) -> Size:
+    critic = networks.critic
+    if critic is None:
+        return Size()
+    return size_of(critic.head if config.critic.shared_trunk else critic)
+
+
+def size_of(module: nn.Module | None) -> Size:
+    if module is None:
+        return Size()
+    layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
+    weights, moved = list(module.parameters()), learned(module).values()
+    inside = {id(weight): weight for layer in layers for weight in layer.parameters()}
+    matrices = {id(weight) for weight in inside.values() if weight.ndim > 1}
+    return Size(
+        parameters=sum(weight.numel() for weight in weights),
+        weight_bytes=_bytes(weights),
+        learning=sum(weight.numel() for weight in moved),
+        learning_bytes=_bytes(moved),
+        linear_bytes=_bytes(w for w in weights if id(w) in matrices),
+        linear_learning_bytes=_bytes(w for w in moved if id(w) in matrices),
+        layer_bytes=max((_bytes(layer.parameters()) for layer in layers), default=0),
+        outer_bytes=_bytes(w for w in weights if id(w) not in inside),
+        largest_bytes=max((weight.nbytes for weight in weights), default=0),
+    )
+
+
+def _bytes(weights: Iterable[nn.Parameter]) -> int:
+    return sum(weight.nbytes for weight in weights)
+
+
+Learner = Literal["actor", "critic"]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Every row is taken to be as long as it can be."""
+
+    config: Config
+    networks: Networks
+    longest_prompt: int
+    workers: int  # processes
+    device: str  # its kind
+
+    @cached_property
+    def actor(self) -> Size:
+        return size_of(self.networks.actor)
+
+    @cached_property
+    def critic(self) -> Size:
+        return critic_size(self.config, self.networks)
+
+    @cached_property
+    def reference(self) -> Size:
+        return size_of(self.networks.reference)
+
+    @cached_property
+    def reward(self) -> Size:
+        return size_of(self.networks.reward)
+
+    @property
+    def roles(self) -> dict[str, Size]:
+        names = ("actor", "critic", "reference", "reward")
+        sizes = {name: getattr(self, name) for name in names}
+        return {name: size for name, size in sizes.items() if size.parameters}
+
+    @property
+    def learners(self) -> dict[Learner, Size]:
+        """Roles with an optimizer of their own; a shared trunk's value head is in the actor's."""
+        own = self.config.has_critic and not self.config.critic.shared_trunk
+        return {"actor": self.actor, **({"critic": self.critic} if own else {})}
+
+    @property
+    def layer_ways(self) -> int:
+        """Processes that share each layer."""
+        return self.config.launch.tensor_parallel
+
+    @property
+    def replicas(self) -> int:
+        """Processes, or groups of them, that train on rows of their own."""
+        return self.workers // self.layer_ways
+
+    @property
+    def shards(self) -> int:
+        """Parts that weights, gradients and moments are cut into."""
+        return self.replicas if self.config.launch.weights == "sharded" else 1
+
+    def held(self, whole: int, linear: int) -> int:
+        """What a process has of so many bytes, of which `linear` are the layers' matrices."""
+        return math.ceil((whole - linear + linear / self.layer_ways) / self.shards)
+
+    @property
+    def longest_row(self) -> int:
+        return self.longest_prompt + self.config.rollout.max_response_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Of an iteration, prompts and responses."""
+        return self.config.rows * self.longest_row
+
+    def step_rows(self, role: Learner) -> int:
+        """Rows of one optimizer step."""
+        c = self.config
+        if role == "critic":
+            return c.critic_minibatch_rows
+        return c.rows if c.actor.update.kind == "trpo" else c.actor.minibatch_rows
+
+    def steps(self, role: Learner) -> int:
+        """Optimizer steps an iteration."""
+        c = self.config
+        if role == "actor" and c.actor.update.kind == "trpo":
+            return 1
+        epochs = c.actor.epochs if role == "actor" else c.critic_epochs
+        return epochs * math.ceil(c.rows / self.step_rows(role))
+
+    def microbatch(self, role: Learner) -> Batch:
+        """A process's largest, as `data.collate.microbatches` makes them."""
+        c = self.config
+        rows = math.ceil(self.step_rows(role) / self.replicas)
+        if role == "critic":
+            return self._batch(rows, c.critic.microbatch_tokens)
+        cells = cells_at_once(self.networks.actor.get_output_embeddings())
+        rows = min(rows, max(1, cells // c.rollout.max_response_tokens))
+        return self._batch(rows, c.actor.microbatch_tokens)
+
+    def microbatches(self, role: Learner) -> int:
+        """Backward passes of a process before a step."""
+        rows = math.ceil(self.step_rows(role) / self.replicas)
+        return math.ceil(rows / self.microbatch(role).rows)
+
+    @property
+    def reading(self) -> Batch:
+        """The largest batch of a pass without gradients."""
+        rows = math.ceil(self.config.rows / self.replicas)
+        return self._batch(rows, self.config.actor.microbatch_tokens)
+
+    @property
+    def readings(self) -> int:
+        """Batches of such a pass."""
+        return math.ceil(math.ceil(self.config.rows / self.replicas) / self.reading.rows)
+
+    def _batch(self, rows: int, tokens: int) -> Batch:
+        rows = max(1, min(rows, tokens // self.longest_row))
+        return Batch(rows, self.longest_row, self.config.rollout.max_response_tokens)
+
+    @property
+    def sampled_rows(self) -> int:
+        """Rows that a process samples."""
+        return math.ceil(self.config.rows / self.workers)
+
+    @property
+    def slots(self) -> int:
+        """Rows that it samples at once."""
+        room = self.config.rollout.cache_tokens // self.longest_row
+        return max(1, min(self.sampled_rows, room))

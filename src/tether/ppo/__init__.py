@@ -1,0 +1,1 @@
+"""PPO itself: one iteration, its updates, and what it reports."""

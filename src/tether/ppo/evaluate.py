@@ -1,0 +1,229 @@
+"""How good is the policy on prompts it was not trained on? Greedy and sampled, with intervals."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tether.algo.kl import k1
+from tether.config import Config
+from tether.data.batching import join
+from tether.data.prompts import PromptSet, load_prompts
+from tether.errors import UserError
+from tether.models.loading import Vocabulary, load_vocabulary_alone
+from tether.ppo.result import call_events, calls_made, refuse_failing_tools
+from tether.ppo.roles import Roles, build_scorer, pick_device
+from tether.ppo.scoring import Judges, response_texts, score_record, score_responses
+from tether.rewards.functions import Reward
+from tether.rewards.parts import columns_wanted
+from tether.rewards.scorers import Scorer
+from tether.rollout.engine import EngineSampler
+from tether.rollout.openai import Endpoint
+from tether.rollout.sampler import Draw, Episodes, Greedy
+from tether.rollout.tools.build import build_turns
+from tether.run.directory import EVALS
+from tether.run.metrics import Event
+from tether.run.reader import read_lines
+from tether.types import Prompts, Rollout, Scores
+
+Z95 = 1.959964  # the standard normal's 97.5% point
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean score with its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    binary: bool  # every score was 0 or 1, so the mean is a share
+
+    @property
+    def has_interval(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Estimate":
+        """Read one back. JSON has no infinity: an interval without bounds was written as null."""
+        unbounded = {"low": -math.inf, "high": math.inf}
+        bounds = {name: record[name] for name in unbounded if record[name] is not None}
+        found = cls(**{**record, **unbounded, **bounds})
+        if not isinstance(found.mean, float | int):
+            raise TypeError("the mean is not a number")
+        return found
+
+    def apart_from(self, other: "Estimate") -> bool:
+        return self.low > other.high or other.low > self.high
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    iteration: int
+    greedy: Estimate
+    sampled: Estimate
+    kl: float | None  # mean KL to the reference of a sampled response, in nats
+    calls: float | None = None  # of tools that a sampled response made; None without tools
+    # What was said, one object per prompt; nothing in an evaluation that was read back.
+    responses: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
+
+    def record(self) -> dict[str, Any]:
+        """The line of evals.jsonl; the responses go into a file of their own."""
+        return asdict(replace(self, responses=[]), dict_factory=_without_responses)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":
+        """Back from a line of evals.jsonl."""
+        greedy, sampled = (Estimate.from_record(record[name]) for name in ("greedy", "sampled"))
+        return cls(record["iteration"], greedy, sampled, record["kl"], record.get("calls"))
+
+
+def read_evaluations(run: Path) -> list[Evaluation]:
+    """Those that a run has made so far."""
+    found = []
+    for number, record in enumerate(read_lines(run / EVALS), start=1):
+        try:
+            found.append(Evaluation.from_record(record))
+        except (KeyError, TypeError, AttributeError):
+            raise UserError(
+                f"{run / EVALS}, line {number} is damaged: it is not an evaluation. Repair the "
+                f"line, or remove it."
+            ) from None
+    return found
+
+
+def evaluate(
+    iteration: int, prompts: Prompts, roles: Roles, config: Config
+) -> tuple[Evaluation, list[Event]]:
+    """One greedy and one sampled response a prompt; the draws are the same at every evaluation."""
+    roles.sampler.sync(roles.actor.model, iteration)
+    greedy = roles.sampler.run(roles.episodes(prompts), Greedy())
+    sampled = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "evaluate", 0))
+    sequences, mask = join(sampled), sampled.response_mask
+    old_log_probs = roles.actor.log_probs(sequences, mask)
+    ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
+    kl = k1(old_log_probs, ref_log_probs, mask)
+    mean_kl = float(kl.sum() / len(prompts)) if config.kl.needs_reference else None
+    return judge(iteration, prompts, greedy, sampled, mean_kl, roles, config)
+
+
+def judge(
+    iteration: int,
+    prompts: Prompts,
+    greedy: Rollout,
+    sampled: Rollout,
+    kl: float | None,
+    judges: Judges,
+    config: Config,
+) -> tuple[Evaluation, list[Event]]:
+    """The scores of both kinds of responses, and what went wrong on the way to them."""
+    for rollout in (greedy, sampled):
+        refuse_failing_tools(rollout, config)
+    greedy_scores, greedy_events = score_responses(prompts, greedy, judges, config)
+    sampled_scores, sampled_events = score_responses(prompts, sampled, judges, config)
+    evaluation = Evaluation(
+        iteration=iteration,
+        greedy=estimate(greedy_scores),
+        sampled=estimate(sampled_scores),
+        kl=kl,
+        calls=calls_made(sampled) / len(prompts) if config.rollout.is_multi_turn else None,
+        responses=_responses(
+            iteration,
+            prompts,
+            {"greedy": (greedy, greedy_scores), "sampled": (sampled, sampled_scores)},
+            judges,
+        ),
+    )
+    failed = [*call_events(greedy), *call_events(sampled)]
+    return evaluation, [*failed, *greedy_events, *sampled_events]
+
+
+def _responses(
+    iteration: int,
+    prompts: Prompts,
+    said: Mapping[str, tuple[Rollout, Scores]],
+    judges: Judges,
+) -> list[dict[str, Any]]:
+    """Return one object per held-out prompt: the response of each kind, and its score."""
+    texts = {
+        kind: response_texts(rollout, judges.vocabulary) for kind, (rollout, _) in said.items()
+    }
+    return [
+        {
+            "iteration": iteration,
+            "row": row,
+            "data_file": prompts.files[row],
+            "data_line": prompts.positions[row] + 1,
+            "prompt": prompts.texts[row],
+            **{
+                kind: {
+                    "response": texts[kind][row],
+                    "finish_reason": rollout.finish_reasons[row],
+                    **score_record(scores, row),
+                }
+                for kind, (rollout, scores) in said.items()
+            },
+        }
+        for row in range(len(prompts))
+    ]
+
+
+def _without_responses(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in items if name != "responses"}
+
+
+def estimate(scores: Scores) -> Estimate:
+    """Wilson's interval for scores of 0 and 1, the normal one for others."""
+    values = scores.values[scores.scored].double()
+    count = len(values)
+    if count == 0:
+        return Estimate(0.0, 0.0, 0.0, count=0, binary=False)
+    mean = float(values.mean())
+    binary = bool(((values == 0) | (values == 1)).all())
+    if binary:
+        low, high = wilson(mean, count)
+    else:
+        half = Z95 * float(values.std()) / math.sqrt(count) if count > 1 else math.inf
+        low, high = mean - half, mean + half
+    return Estimate(mean, low, high, count, binary)
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's score interval of a share; unlike the normal one it stays inside 0 and 1."""
+    scale = 1 + Z95**2 / count
+    centre = share + Z95**2 / (2 * count)
+    half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2))
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What it takes to ask a model and to score its answers."""
+
+    vocabulary: Vocabulary
+    prompts: PromptSet
+    episodes: Episodes
+    reward: Scorer
+
+
+def build_elsewhere(config: Config, reward: Reward | None = None) -> Elsewhere:
+    """Held-out prompts in the words of `model.actor`'s tokenizer; its weights are not read."""
+    if config.data.heldout is None:
+        raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
+    vocabulary = load_vocabulary_alone(config.model.actor, config.model.hub)
+    columns = columns_wanted(config.reward, reward)
+    prompts = load_prompts(config.data.heldout, config.data, vocabulary.tokenizer, columns, None)
+    scorer = build_scorer(config, reward, prompts, pick_device(config.device))
+    return Elsewhere(vocabulary, prompts, build_turns(config.rollout, vocabulary).episodes, scorer)
+
+
+def evaluate_elsewhere(endpoint: Endpoint, here: Elsewhere, config: Config) -> Evaluation:
+    """One greedy and one sampled response a prompt, as `evaluate` does with the actor."""
+    rollout, prompts = config.rollout, here.prompts.first(config.train.eval_prompts)
+    limits = rollout.max_response_tokens, rollout.temperature
+    sampler = EngineSampler(endpoint, here.vocabulary.eos_ids, *limits)
+    greedy = sampler.run(here.episodes(prompts), Greedy())
+    sampled = sampler.run(here.episodes(prompts), Draw(config.seed, "evaluate", 0))
+    evaluation, _ = judge(0, prompts, greedy, sampled, None, here, config)
+    return evaluation

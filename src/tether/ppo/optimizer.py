@@ -1,0 +1,78 @@
+"""Adam with gradient clipping, and the learning-rate schedule."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tether.dist.collectives import total_gradients
+from tether.dist.dtensor import gradient_norm, in_parts, own_parameter, own_part, part_like
+
+
+def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
+    """What the learning rate is multiplied by in this iteration."""
+    progress = iteration / iterations
+    match schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+    raise ValueError(f"unknown schedule {schedule!r}")
+
+
+class Optimizer:
+    """A step that is clipped, and dropped whole when the gradient is not finite."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        max_grad_norm: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        self.parameters = list(parameters)
+        self.own = [own_parameter(parameter) for parameter in self.parameters]
+        self.lr = lr
+        self.max_grad_norm = max_grad_norm
+        self.adam = torch.optim.AdamW(
+            self.own, lr=lr, betas=betas, weight_decay=weight_decay, fused=True
+        )
+
+    def set_factor(self, factor: float) -> None:
+        for group in self.adam.param_groups:
+            group["lr"] = self.lr * factor
+
+    def state(self) -> dict[str, Tensor]:
+        """Adam's moments and step counts by the parameter's place in the list."""
+        return {
+            f"{i}.{name}": in_parts(tensor, parameter)
+            for i, (parameter, own) in enumerate(zip(self.parameters, self.own, strict=True))
+            for name, tensor in self.adam.state[own].items()
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        for key, tensor in tensors.items():
+            place, _, name = key.partition(".")
+            parameter, own = self.parameters[int(place)], self.own[int(place)]
+            self.adam.state[own][name] = part_like(tensor, parameter).to(own.device)
+
+    def drop(self) -> None:
+        """Forget the gradients without a step."""
+        for parameter in (*self.parameters, *self.own):
+            parameter.grad = None
+
+    def step(self) -> Tensor:
+        """Apply the gradients and clear them; the norm before clipping, finite or not."""
+        total_gradients(self.parameters)
+        norm = gradient_norm(self.parameters)
+        for parameter, own in zip(self.parameters, self.own, strict=True):
+            own.grad = None if parameter.grad is None else own_part(parameter.grad)
+        nn.utils.clip_grads_with_norm_(self.own, self.max_grad_norm, norm)
+        if bool(norm.isfinite()):
+            self.adam.step()
+        self.drop()
+        return norm

@@ -1,0 +1,191 @@
+"""What one iteration produced, and its metrics."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tether.algo.advantages import zero_spread
+from tether.algo.kl import adaptive_beta, k1
+from tether.algo.masked import explained_variance, masked_sum
+from tether.config import Config, PenaltyUpdate
+from tether.errors import RunStopped
+from tether.ppo.experience import record_mismatch
+from tether.ppo.updates.minibatches import Report
+from tether.run.metrics import Event, Level, Max, Mean, Meter
+from tether.types import Experience, Moments, Prompts, Rollout, Scores
+
+
+@dataclass(frozen=True)
+class Controls:
+    beta: float  # weight of the KL to the reference in the reward
+    penalty_coef: float  # weight of the KL to the old policy in PPO-Penalty's loss
+
+
+def first_controls(config: Config) -> Controls:
+    update = config.actor.update
+    penalty_coef = update.coef if isinstance(update, PenaltyUpdate) else 0.0
+    return Controls(beta=config.kl.in_reward.coef, penalty_coef=penalty_coef)
+
+
+def next_beta(beta: float, metrics: Mapping[str, float], rows: int, config: Config) -> float:
+    """Beta after an iteration whose rewards were made with `beta`."""
+    kl = config.kl.in_reward
+    if kl.controller == "fixed" or not config.kl.needs_reference:
+        return beta
+    return adaptive_beta(beta, metrics[f"kl/{kl.unit}_mean"], kl.target, rows, kl.horizon)
+
+
+FEWEST_CALLS = 8  # in an iteration; fewer say nothing about a tool
+
+
+@dataclass
+class Clock:
+    """Seconds of each stage, by name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = now - self.last
+        self.last = now
+
+
+@dataclass(frozen=True)
+class Outcome:
+    iteration: int
+    controls: Controls
+    prompts: Prompts
+    rollout: Rollout
+    scores: Scores
+    greedy_scores: Float[Tensor, " rows"]  # ReMax's baseline; 0 for other estimators
+    experience: Experience
+    moments: Moments
+    actor: Report
+    critic: Report
+    events: list[Event]
+    seconds: Mapping[str, float]
+
+    @property
+    def is_barren(self) -> bool:
+        """A role took no step, and numbers that were not finite are why."""
+        lost = any(event.kind.startswith("non_finite") for event in self.events)
+        return lost and any(
+            report.tried and not report.taken for report in (self.actor, self.critic)
+        )
+
+    def metrics(self, config: Config) -> dict[str, float]:
+        """The deterministic numbers of this iteration, in data-flow order."""
+        e, usable = self.experience, self.scores.usable
+        mask, tokens, rows = e.response_mask, e.response_mask.sum(), usable.sum()
+        scores = self.scores.values
+        differences = (e.old_log_probs - self.rollout.rollout_log_probs).abs()
+        ended = sum(reason != "length" for reason in self.rollout.finish_reasons)
+
+        meter = Meter()
+        scored = self.scores.scored
+        meter.record("score/mean", Mean(scores.sum(), scored.sum()))
+        meter.record("score/std", Level(scores[scored].std() if scored.sum() > 1 else 0.0))
+        for name, numbers in self.scores.parts.items():
+            meter.record(f"score/part/{name}", Mean(numbers.sum(), scored.sum()))
+        meter.record("response/length_mean", Mean(mask.sum(), rows))
+        meter.record("response/eos_rate", Mean(ended, len(usable)))
+        if config.rollout.is_multi_turn:
+            observed = self.rollout.response_lengths.sum() - self.rollout.response_mask.sum()
+            meter.record("tools/calls_mean", Mean(calls_made(self.rollout), len(usable)))
+            meter.record(
+                "tools/invalid_mean", Mean(calls_at_fault(self.rollout, "policy"), len(usable))
+            )
+            meter.record("tools/observed_tokens_mean", Mean(observed, len(usable)))
+        meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
+        if config.rollout.may_mismatch:
+            record_mismatch(meter, self.rollout, e, config)
+        if config.kl.needs_reference:
+            kl = k1(e.old_log_probs, e.ref_log_probs, mask).sum()
+            meter.record("kl/token_mean", Mean(kl, tokens))
+            meter.record("kl/sequence_mean", Mean(kl, rows))
+            meter.record("kl/coef", Level(self.controls.beta))
+        meter.record("reward/mean", Mean(e.token_level_rewards.sum(), rows))
+        meter.record("advantage/mean", Level(self.moments.mean))
+        meter.record("advantage/std", Level(self.moments.variance.sqrt()))
+        if config.advantage.by_group:
+            samples = config.rollout.samples_per_prompt
+            alike, usable_groups = (
+                zero_spread(scores, mask, samples).sum(),
+                mask.any(dim=1).view(-1, samples).any(dim=1).sum(),
+            )
+            meter.record("advantage/zero_spread_share", Mean(alike, usable_groups))
+        if config.has_critic:
+            explained = explained_variance(e.values, e.returns, mask)
+            meter.record("value/mean", Mean(masked_sum(e.values, mask), tokens))
+            meter.record("critic/explained_variance", Level(explained))
+        if isinstance(config.actor.update, PenaltyUpdate):
+            meter.record("actor/penalty_coef", Level(self.controls.penalty_coef))
+        return {**meter.values(), **self.critic.meter.values(), **self.actor.meter.values()}
+
+    def next_controls(self, metrics: Mapping[str, float], config: Config) -> Controls:
+        """The controllers' numbers for the next iteration."""
+        rows = int(self.scores.usable.sum())
+        coef = self.actor.penalty_coef
+        return Controls(
+            beta=next_beta(self.controls.beta, metrics, rows, config),
+            penalty_coef=self.controls.penalty_coef if coef is None else coef,
+        )
+
+    def timings(self) -> dict[str, float]:
+        total = sum(self.seconds.values())
+        tokens = int(self.rollout.response_lengths.sum())
+        tools = sum(call.seconds for calls in self.rollout.calls for call in calls)
+        return {
+            **{f"time/{stage}": seconds for stage, seconds in self.seconds.items()},
+            "time/iteration": total,
+            **({"time/tools": tools} if self.rollout.calls else {}),
+            "throughput/tokens_per_second": tokens / total,
+        }
+
+
+def calls_made(rollout: Rollout) -> int:
+    """Calls that reached a tool, whatever came of them."""
+    return sum(call.fault != "policy" for calls in rollout.calls for call in calls)
+
+
+def calls_at_fault(rollout: Rollout, whose: str) -> int:
+    return sum(call.fault == whose for calls in rollout.calls for call in calls)
+
+
+def call_events(rollout: Rollout) -> list[Event]:
+    """One for each row that a tool failed."""
+    failed = {
+        row: [f"{call.name}: {call.error}" for call in calls if call.fault == "tool"]
+        for row, calls in enumerate(rollout.calls)
+    }
+    return [
+        Event("tool_failed", "; ".join(dict.fromkeys(errors)), row)
+        for row, errors in failed.items()
+        if errors
+    ]
+
+
+def refuse_failing_tools(rollout: Rollout, config: Config) -> None:
+    """Stop the run where tools, or environments, fail more often than `rollout.max_failed_share`:
+    what the policy learns from them is that asking is useless."""
+    calls, failed = calls_made(rollout), calls_at_fault(rollout, "tool")
+    limit = config.rollout.max_failed_share
+    if calls >= FEWEST_CALLS and failed > limit * calls:
+        events = call_events(rollout)
+        raise RunStopped(
+            f"{failed} of {calls} calls failed, more than rollout.max_failed_share = {limit:g}; "
+            f"row {events[0].row}: {events[0].message}.",
+            events,
+        )
+
+
+def moments_events(moments: Moments, config: Config) -> list[Event]:
+    """Fewer than two cells have no spread to divide by: they are centred only, and it is said."""
+    if not config.advantage.whitens or int(moments.count) >= 2:
+        return []
+    return [Event("not_whitened", f"{int(moments.count)} cells count; they were centred only")]

@@ -1,0 +1,296 @@
+"""The four roles and what serves them, built once a run."""
+
+import copy
+import datetime
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from tether.config import Config, DataFile, LoraSection
+from tether.data.chat_templates import asks_for_date, fix_date
+from tether.data.prompts import PromptSet, Reading, load_prompts
+from tether.dist.collectives import from_first
+from tether.dist.fsdp import shard
+from tether.dist.tensor_parallel import refuse_unshareable
+from tether.dist.world import local_device
+from tether.errors import UserError
+from tether.models.critic import Critic, NoCritic
+from tether.models.forward import recompute_in_backward, trunk
+from tether.models.loading import (
+    Vocabulary,
+    find_model,
+    load_causal_lm,
+    load_trunk,
+    load_vocabulary,
+)
+from tether.models.lora import add_adapter, learned
+from tether.models.policy import AdapterOffReference, FrozenReference, NoReference, Policy
+from tether.models.reward_model import decoder_head, load_reward_model, read_head
+from tether.ppo.optimizer import Optimizer
+from tether.rewards.functions import Reward
+from tether.rewards.learned import LearnedScorer, Scale, measure_scale
+from tether.rewards.parts import columns_wanted, learned_model, parts_of
+from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
+from tether.rollout.engine import EngineSampler
+from tether.rollout.local import LocalSampler
+from tether.rollout.sampler import Draw, Episodes, Sampler, SpreadSampler
+from tether.rollout.tools.build import build_turns
+from tether.rollout.vllm import build_vllm
+from tether.types import Prompts, Rollout
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who takes part in an iteration."""
+
+    vocabulary: Vocabulary
+    train_prompts: PromptSet
+    heldout_prompts: PromptSet | None
+    sampler: Sampler
+    episodes: Episodes
+    actor: Policy
+    critic: Critic | NoCritic
+    reference: FrozenReference | AdapterOffReference | NoReference
+    reward: Scorer
+    actor_optimizer: Optimizer
+    critic_optimizer: Optimizer | None
+    broken: list[str]  # rows of data and of corpora that were left out, and why
+    day: datetime.date | None = None  # that the chat template is told, if it asks
+
+
+def build_roles(
+    config: Config, reward: Reward | None = None, reading: Reading | None = None
+) -> Roles:
+    """Load and check everything that a run needs; nothing is trained yet."""
+    device = pick_device(config.device)
+    columns = columns_wanted(config.reward, reward)
+
+    rollout = config.rollout
+    model = load_causal_lm(config.model.actor, config.model.dtype, device, config.model.hub)
+    vocabulary = load_vocabulary(config.model.actor, model, config.model.hub)
+    day = template_day(config, vocabulary)
+    fix_date(vocabulary.tokenizer, day)
+
+    def load(files: str | list[DataFile]) -> PromptSet:
+        context = room_for_prompts(config, model.config)
+        return load_prompts(files, config.data, vocabulary.tokenizer, columns, context, reading)
+
+    actor = Policy(model, rollout.temperature, config.actor.microbatch_tokens)
+    train_prompts = load(config.data.train)
+    heldout_prompts = None if config.data.heldout is None else load(config.data.heldout)
+    turns = build_turns(rollout, vocabulary)
+    scorer = build_scorer(config, reward, train_prompts, device)
+    critic = _build_critic(config, model, device)
+    reference = _build_reference(config, actor, device)
+    _make_ready_to_learn(model, config.model.lora, config, "actor")
+    if isinstance(scorer, LearnedScorer) and isinstance(critic, Critic):
+        start_value_head(critic, config, scorer.scale)
+    if config.launch.tensor_parallel > 1:
+        refuse_unshareable(model.config, config.launch.tensor_parallel)
+    if config.launch.weights == "sharded":
+        _spread_weights(config, model, critic, reference, scorer)
+    actor_weights = [*learned(model).values()]
+    if config.critic.shared_trunk:
+        actor_weights += critic.head.parameters()
+    return Roles(
+        vocabulary=vocabulary,
+        train_prompts=train_prompts,
+        heldout_prompts=heldout_prompts,
+        sampler=SpreadSampler(build_sampler(config, vocabulary)),
+        episodes=turns.episodes,
+        actor=actor,
+        critic=critic,
+        reference=reference,
+        reward=scorer,
+        actor_optimizer=Optimizer(actor_weights, config.actor.lr, config.actor.max_grad_norm),
+        critic_optimizer=_build_critic_optimizer(config, critic),
+        broken=[
+            *train_prompts.broken,
+            *(heldout_prompts.broken if heldout_prompts else []),
+            *turns.broken,
+        ],
+        day=day,
+    )
+
+
+def template_day(config: Config, vocabulary: Vocabulary) -> datetime.date | None:
+    """Return the day that the chat template is told in the whole run; None if it does not ask."""
+    if not asks_for_date(vocabulary.tokenizer):
+        return config.data.date
+    return config.data.date or from_first(datetime.date.today)
+
+
+def build_sampler(config: Config, vocabulary: Vocabulary) -> Sampler:
+    """The one that `rollout.sampler` names; vLLM itself starts with the first weights it gets."""
+    rollout = config.rollout
+    limits = vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature
+    if rollout.sampler == "local":
+        return LocalSampler(*limits, rollout.cache_tokens)
+    return EngineSampler(build_vllm(config, vocabulary), *limits)
+
+
+def _make_ready_to_learn(
+    model: PreTrainedModel, lora: LoraSection | None, config: Config, role: str
+) -> None:
+    if lora is not None:
+        add_adapter(model, lora, config.seed, role)
+    if config.model.gradient_checkpointing:
+        recompute_in_backward(model)
+
+
+def _spread_weights(
+    config: Config,
+    model: PreTrainedModel,
+    critic: Critic | NoCritic,
+    reference: FrozenReference | AdapterOffReference | NoReference,
+    scorer: Scorer,
+) -> None:
+    """A part of every model on each process. A pass calls trunks, and heads read what they give;
+    a critic of its own, and a reward model that is no decoder, are called as they are."""
+    shard(model, trunk(model), called=trunk(model), keep_whole=True)
+    if isinstance(critic, Critic) and config.critic.shared_trunk:
+        shard(critic.head)
+    elif isinstance(critic, Critic):
+        shard(critic, critic.trunk)
+    if isinstance(reference, FrozenReference):
+        frozen = reference.policy.model
+        shard(frozen, trunk(frozen), called=trunk(frozen))
+    if isinstance(scorer, LearnedScorer):
+        judge = scorer.reward.model
+        shard(judge, trunk(judge), called=trunk(judge) if decoder_head(judge) else judge)
+
+
+def _build_reference(
+    config: Config, actor: Policy, device: torch.device
+) -> FrozenReference | AdapterOffReference | NoReference:
+    """Of the actor's model as it was loaded, unless another is named."""
+    settings = config.model
+    if not config.kl.needs_reference:
+        return NoReference()
+    if settings.adapter_off_is_reference:
+        return AdapterOffReference(actor)
+    name, dtype = settings.reference or settings.actor, settings.reference_dtype or settings.dtype
+    if (name, dtype) == (settings.actor, settings.dtype):
+        model = copy.deepcopy(actor.model)  # some files take a minute to read
+    else:
+        model = load_causal_lm(name, dtype, device, settings.hub)
+    return FrozenReference(model, config.rollout.temperature, config.actor.microbatch_tokens)
+
+
+def _build_critic(
+    config: Config, actor_model: PreTrainedModel, device: torch.device
+) -> Critic | NoCritic:
+    settings = config.model
+    if not config.has_critic:
+        return NoCritic()
+    if config.critic.shared_trunk:
+        return Critic(actor_model, config.critic.microbatch_tokens)
+    name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
+    if (name, dtype) == (settings.actor, settings.dtype):
+        model = copy.deepcopy(trunk(actor_model))
+    else:
+        model = load_trunk(name, dtype, device, settings.hub)
+    _make_ready_to_learn(model, settings.critic_lora, config, "critic")
+    return Critic(model, config.critic.microbatch_tokens)
+
+
+def _build_critic_optimizer(config: Config, critic: Critic | NoCritic) -> Optimizer | None:
+    if not config.has_critic or config.critic.shared_trunk:
+        return None
+    weights = learned(critic).values()
+    return Optimizer(weights, config.critic_lr, config.critic.max_grad_norm)
+
+
+def build_scorer(
+    config: Config, reward: Reward | None, prompts: PromptSet, device: torch.device
+) -> Scorer:
+    """A function handed over in Python stays in this process, and so does a reward model; a
+    function named in the config does not."""
+    if reward is not None:
+        return InProcessScorer(reward)
+    name = learned_model(config.reward)
+    if name is not None:
+        return build_learned_scorer(config, name, prompts, device)
+    limits = config.reward.timeout_seconds, config.reward.import_timeout_seconds
+    return ChildScorer(parts_of(config.reward), *limits)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=local_device(name)).device
+    except (RuntimeError, AssertionError):
+        raise UserError(f"device {name!r} is not there; write cpu or auto.") from None
+
+
+def room_for_prompts(config: Config, model_config: object) -> int | None:
+    """Tokens that the model's positions leave for a prompt, if they are limited."""
+    positions = getattr(model_config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    rollout = config.rollout
+    room = positions - rollout.max_response_tokens
+    if rollout.environment is not None:  # what its reset says stands after the prompt
+        room -= rollout.max_observation_tokens
+    if room < 1:
+        raise UserError(
+            f"rollout.max_response_tokens = {config.rollout.max_response_tokens} fills the "
+            f"{positions} positions of {config.model.actor}; lower it."
+        )
+    return room
+
+
+NUM_RESPONSES = 256  # of the reference: the mean is then known to a sixteenth of a deviation
+
+
+def build_learned_scorer(
+    config: Config, name: str, prompts: PromptSet, device: torch.device
+) -> LearnedScorer:
+    """The reward model and its scale. The scale follows from the config and its files alone; a
+    checkpoint keeps it all the same, so that a resumed run has it whatever has changed."""
+    tokens = config.actor.microbatch_tokens
+    reward = load_reward_model(name, config.model.dtype, device, tokens)
+    scorer = LearnedScorer(reward, config.data.system_prompt, Scale())
+    asked = prompts.take(0, NUM_RESPONSES, config.seed, config.data.shuffle)
+    rows = _reference_responses(config, asked, device)
+    scorer.scale = measure_scale([x for x in scorer.raw_scores(rows) if isinstance(x, float)])
+    return scorer
+
+
+def start_value_head(critic: Critic, config: Config, scale: Scale) -> None:
+    """A critic on a reward model's trunk takes over its head as well, in the units of the score:
+    the value of a state is then what the response so far would have earned."""
+    if config.model.critic is None or scale.std == 0:
+        return
+    weight = read_head(find_model(config.model.critic), critic.head.in_features)
+    if weight is None:
+        return
+    with torch.no_grad():
+        critic.head.weight.copy_(weight.to(critic.head.weight.dtype) / scale.std)
+        critic.head.bias.fill_(-scale.mean / scale.std)
+
+
+def _reference_responses(
+    config: Config, prompts: Prompts, device: torch.device
+) -> list[dict[str, object]]:
+    """Rows for the reward, one response a prompt; the model is loaded for this alone."""
+    settings, rollout = config.model, config.rollout
+    name = settings.reference or settings.actor
+    dtype = settings.reference_dtype or settings.dtype
+    model = load_causal_lm(name, dtype, device, settings.hub)
+    vocabulary = load_vocabulary(name, model, settings.hub)
+    sampler = LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature)
+    sampler.sync(model, 0)
+    episodes = build_turns(rollout, vocabulary).episodes(prompts)
+    sampled: Rollout = sampler.run(episodes, Draw(config.seed, "normalise", 0))
+    ids, lengths = sampled.response_ids.tolist(), sampled.response_lengths.tolist()
+    return [
+        {
+            "prompt": prompts.messages[row] or prompts.texts[row],
+            "response": vocabulary.decode(ids[row][: lengths[row]]),
+            "finished": sampled.finish_reasons[row] != "length",
+        }
+        for row in range(len(prompts))
+    ]

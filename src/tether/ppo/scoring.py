@@ -1,0 +1,228 @@
+"""Scores of a rollout: responses as text to the reward, numbers back, failures named."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tether.config import Config
+from tether.errors import RunStopped, UserError
+from tether.models.loading import Vocabulary
+from tether.ppo.roles import Roles
+from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer, Verdict
+from tether.rollout.sampler import Greedy
+from tether.run.metrics import Event
+from tether.run.writer import shortest_floats
+from tether.types import FinishReason, Prompts, Rollout, Scores
+
+QUOTED = 100  # characters of a prompt or a response that an event quotes
+
+
+@runtime_checkable
+class Judges(Protocol):
+    """Who it takes to score a response: a reader and a reward."""
+
+    vocabulary: Vocabulary
+    reward: Scorer
+
+
+def response_texts(rollout: Rollout, vocabulary: Vocabulary) -> list[str]:
+    ids, lengths = rollout.response_ids.tolist(), rollout.response_lengths.tolist()
+    return [vocabulary.decode(row[:length]) for row, length in zip(ids, lengths, strict=True)]
+
+
+def row_turns(rollout: Rollout, row: int, vocabulary: Vocabulary) -> list[tuple[bool, str]]:
+    """A response in turns: whether the policy wrote it, and its text. The mask tells them apart,
+    whatever tags may stand in either."""
+    length = int(rollout.response_lengths[row])
+    ids, mask = (x[row, :length].tolist() for x in (rollout.response_ids, rollout.response_mask))
+    spans = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
+    return [(own, vocabulary.decode([token for token, _ in span])) for own, span in spans]
+
+
+def reward_row(
+    prompts: Prompts,
+    row: int,
+    response: str,
+    finish_reason: FinishReason,
+    turns: Sequence[tuple[bool, str]],
+) -> dict[str, Any]:
+    """A row as the reward gets it."""
+    return {
+        **prompts.columns[row],
+        "prompt": prompts.messages[row] or prompts.texts[row],
+        "response": response,
+        "finished": finish_reason != "length",
+        "policy_turns": [text for own, text in turns if own],
+        "observations": [text for own, text in turns if not own],
+    }
+
+
+def _quoted(prompt: str, response: str) -> str:
+    """The row's text, as much of it as finds room in a sentence."""
+    return f"prompt {shortened(prompt)!r}, response {shortened(response)!r}"
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]} …"
+
+
+def score_rollout(
+    prompts: Prompts, rollout: Rollout, roles: Roles, config: Config
+) -> tuple[Scores, list[Event]]:
+    """The scores that rows are trained on, and an event for each row that has to leave.
+
+    Under `bootstrap` a truncated response is not shown to the reward: the critic's value stands
+    for what it would have earned, and a score beside it would count twice.
+    """
+    bootstrapped = rollout.truncated & (config.advantage.truncation == "bootstrap")
+    scores, events = score_responses(prompts, rollout, roles, config, skip=bootstrapped)
+    if not config.advantage.by_group:
+        return scores, events
+    lonely = lonely_rows(scores.usable, config.rollout.samples_per_prompt)
+    events += [
+        Event("lonely_row", "no other row of its group was scored", row)
+        for row in lonely.nonzero().squeeze(1).tolist()
+    ]
+    return scores.without(lonely), events
+
+
+def score_responses(
+    prompts: Prompts,
+    rollout: Rollout,
+    judges: Judges,
+    config: Config,
+    skip: Bool[Tensor, " rows"] | None = None,
+) -> tuple[Scores, list[Event]]:
+    """One score a row; a row that could not be scored is unusable and named in an event."""
+    skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
+    asked = [row for row in range(len(prompts)) if row not in skipped]
+    texts = response_texts(rollout, judges.vocabulary)
+    turns = [row_turns(rollout, row, judges.vocabulary) for row in range(len(prompts))]
+    verdicts = judges.reward.score(
+        [
+            reward_row(prompts, row, texts[row], rollout.finish_reasons[row], turns[row])
+            for row in asked
+        ]
+    )
+    failed = {row: v for row, v in zip(asked, verdicts, strict=True) if v.score is None}
+    events = [
+        Event("unscorable", f"{v.problem}; {_quoted(prompts.texts[row], texts[row])}", row)
+        for row, v in failed.items()
+    ]
+    if len(failed) > config.reward.max_failed_share * len(prompts):
+        raise RunStopped(
+            f"{len(failed)} of {len(prompts)} rows could not be scored, more than "
+            f"reward.max_failed_share = {config.reward.max_failed_share:g}; row {events[0].row}: "
+            f"{events[0].message}.",
+            events,
+        )
+
+    def by_row(numbers: list[float]) -> Float[Tensor, " rows"]:
+        spread = torch.zeros(len(prompts), dtype=rollout.rollout_log_probs.dtype)
+        spread[asked] = torch.tensor(numbers, dtype=spread.dtype)
+        return spread.to(device)
+
+    device = rollout.response_ids.device
+    values = by_row([v.score or 0.0 for v in verdicts])
+    names = dict.fromkeys(name for v in verdicts for name in v.parts)
+    parts = {name: by_row([v.parts.get(name, 0.0) for v in verdicts]) for name in names}
+    usable = torch.ones(len(prompts), dtype=torch.bool)
+    usable[list(failed)] = False
+    scored = usable.clone()
+    scored[list(skipped)] = False
+    extras = {row: dict(v.extras) for row, v in zip(asked, verdicts, strict=True) if v.extras}
+    return Scores(values, usable.to(device), scored.to(device), parts, extras), events
+
+
+def score_record(scores: Scores, row: int) -> dict[str, Any]:
+    """A row's score as the run's files keep it: null where there is none."""
+    extras = {"score_extras": scores.extras[row]} if row in scores.extras else {}
+    if not scores.scored[row]:
+        return {"score": None, "score_parts": {}, **extras}
+    parts = {name: shortest_floats(numbers[row][None])[0] for name, numbers in scores.parts.items()}
+    score = shortest_floats(scores.values[row][None])[0]
+    return {"score": score, "score_parts": parts, **extras}
+
+
+def lonely_rows(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
+    """Usable rows whose group has no other one: there is nothing to compare them with."""
+    counts = usable.view(-1, samples).sum(dim=1).repeat_interleave(samples)
+    return usable & (counts < 2)
+
+
+def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor, " rows"]:
+    """The score of the greedy response to each row's prompt, for ReMax; 0 for the others.
+
+    A greedy response that cannot be scored is a baseline of 0, which is unbiased too.
+    """
+    device, samples = roles.actor.model.device, config.rollout.samples_per_prompt
+    if config.advantage.estimator != "remax":
+        return torch.zeros(len(prompts), device=device)
+    once = prompts.every(samples)
+    rollout = roles.sampler.run(roles.episodes(once), Greedy())
+    scores, _ = score_responses(once, rollout, roles, config)
+    return scores.values.repeat_interleave(samples)
+
+
+ROWS = 3
+ANSWERS = ("answer", "ground_truth", "solution", "target")  # columns that often hold one
+NO_ANSWER = "Hello."
+
+
+@dataclass(frozen=True)
+class Trial:
+    where: str
+    response: str
+    verdict: Verdict
+
+    @property
+    def result(self) -> str:
+        return "no score" if self.verdict.score is None else f"{self.verdict.score:g}"
+
+    @property
+    def why(self) -> str:
+        """The response that was scored, and what went wrong."""
+        problem = "" if self.verdict.problem is None else f": {self.verdict.problem}"
+        made_up = "made-up " if self.response == NO_ANSWER else ""
+        return f"for the {made_up}response {shortened(self.response)!r}{problem}"
+
+
+def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
+    """Return what the reward says to a few prompts; nothing of a reward model, which has no code
+    of a user's in it."""
+    if not isinstance(scorer, ChildScorer | InProcessScorer):
+        return []
+    responses = [_response(columns) for columns in prompts.columns]
+    verdicts = scorer.score(
+        [
+            reward_row(prompts, row, response, "eos", [(True, response)])
+            for row, response in enumerate(responses)
+        ]
+    )
+    places = [
+        f"{file}, row {position + 1}"
+        for file, position in zip(prompts.files, prompts.positions, strict=True)
+    ]
+    if verdicts and all(verdict.wrong_type for verdict in verdicts):
+        raise UserError(
+            f"The reward {config.reward.label} does not work: {verdicts[0].problem}; return a "
+            f"number, or None for no opinion."
+        )
+    return [Trial(*found) for found in zip(places, responses, verdicts, strict=True)]
+
+
+def _response(columns: dict) -> str:
+    for name in ANSWERS:
+        answer = columns.get(name)
+        if isinstance(answer, dict):
+            answer = answer.get("target")
+        if isinstance(answer, list) and answer:
+            answer = answer[0]
+        if isinstance(answer, str | int | float):
+            return str(answer)
+    return NO_ANSWER

@@ -1,0 +1,113 @@
+"""Does what must hold in theory hold on this machine, with this model, today?"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tether.algo.advantages import place_scores, shape_rewards
+from tether.algo.kl import k1
+from tether.config import Config
+from tether.data.batching import join, microbatches
+from tether.dist.world import world
+from tether.errors import RunStopped
+from tether.models.policy import Policy
+from tether.ppo.roles import Roles
+from tether.rollout.sampler import Draw
+from tether.types import Scores, Sequences
+
+PROMPTS = 16
+RATIO_TOLERANCE = 1e-5
+SAMPLER_TOLERANCE = 1e-4
+
+
+def check_rewards_add_up(
+    token_level_rewards: Float[Tensor, "rows response"],
+    scores: Scores,
+    kl: Float[Tensor, "rows response"],
+    beta: float,
+) -> None:
+    """The token rewards of every row sum to its score minus beta times its KL."""
+    expected = torch.where(scores.usable, scores.values, 0.0) - beta * kl.sum(dim=1)
+    error = (token_level_rewards.sum(dim=1) - expected).abs().max()
+    if not error <= 1e-4 * (1 + expected.abs().max()):
+        raise RunStopped(f"Token rewards differ from score - beta*KL by {float(error):.2g}.")
+
+
+def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
+    """Sample a few rows and hold the first numbers of training to what they must be.
+
+    Before the first update the new policy is the old one: the ratio is 1. Where the reference has
+    the actor's weights, as in a fresh run, the KL is 0. The sampler's log-probs are the training
+    forward's.
+    """
+    prompts = roles.train_prompts.first(min(PROMPTS, config.rows))
+    roles.sampler.sync(roles.actor.model, 0)
+    rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "self-check", 0))
+    sequences, mask = join(rollout), rollout.response_mask
+    old_log_probs = roles.actor.log_probs(sequences, mask)
+    ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
+    new_log_probs = torch.zeros_like(old_log_probs)
+    for rows in _microbatches(sequences, roles.actor, config):
+        part = sequences.select(rows)
+        found = _read_with_gradients(roles.actor, part, mask[rows, : part.width])
+        new_log_probs[rows, : part.width] = found
+
+    exact = config.model.dtype != "bfloat16"
+    ratio_gap = _largest(new_log_probs - old_log_probs)
+    sampler_gap = _largest(rollout.rollout_log_probs - old_log_probs)
+    _hold("the first ratio is not 1: new and old log-probs", ratio_gap, RATIO_TOLERANCE, exact)
+    own = config.rollout.sampler == "local"  # another engine's gap is measured and corrected
+    _hold("sampler and training forward", sampler_gap, SAMPLER_TOLERANCE, exact and own)
+    parts = [f"ratio 1 (±{ratio_gap:.0e})", f"sampler = trainer (±{sampler_gap:.0e})"]
+
+    kl = k1(old_log_probs, ref_log_probs, mask)
+    same = fresh and config.model.reference in (None, config.model.actor)
+    if same and config.kl.needs_reference:
+        kl_gap = _largest(kl)
+        alike = config.model.reference_dtype in (None, config.model.dtype)
+        what = "KL to an equal reference is not 0: log-probs"
+        _hold(what, kl_gap, RATIO_TOLERANCE, exact and alike)
+        parts.append(f"KL to reference 0 (±{kl_gap:.0e})")
+
+    everywhere = torch.ones_like(mask[:, 0])
+    scores = Scores(torch.ones_like(old_log_probs[:, 0]), everywhere, everywhere)
+    beta = config.kl.in_reward.coef
+    rewards = shape_rewards(place_scores(scores.values, mask), kl, beta)
+    check_rewards_add_up(rewards, scores, kl, beta)
+    return ", ".join([*parts, "rewards = score - beta*KL"])
+
+
+def _microbatches(
+    sequences: Sequences, actor: Policy, config: Config
+) -> Iterator[Int[Tensor, " some"]]:
+    """Row numbers in groups as large as those of an update, at most: `tether check` plans for
+    updates, so what fits in memory there has to fit here."""
+    own_rows = math.ceil(config.actor.minibatch_rows / world().replicas)
+    for rows in torch.arange(len(sequences.ids), device=sequences.ids.device).split(own_rows):
+        limits = config.actor.microbatch_tokens, actor.cells_at_once
+        for group in microbatches(sequences.select(rows), *limits):
+            yield rows[group]
+
+
+def _read_with_gradients(
+    actor: Policy, part: Sequences, mask: Bool[Tensor, "rows response"]
+) -> Float[Tensor, "rows response"]:
+    """Log-probs by the path of an update. The graph is gone on return, before the next is made."""
+    log_probs, _ = actor.read(actor.states(part), part, mask)
+    return log_probs.detach()
+
+
+def _largest(gap: Tensor) -> float:
+    return float(gap.detach().abs().max())
+
+
+def _hold(what: str, gap: float, tolerance: float, exact: bool) -> None:
+    # In lower precision the gap is reported, not a reason to stop.
+    if exact and not gap <= tolerance:
+        raise RunStopped(
+            f"Self-check failed: {what} differ by {gap:.2g}, more than {tolerance:g}; "
+            f"the model's forward pass is not repeatable, so no ratio would mean anything."
+        )

@@ -1,0 +1,1 @@
+"""Updates: each takes an iteration's experience and moves one role's weights."""

@@ -1,0 +1,236 @@
+"""The policy update in minibatches: a policy loss, an entropy bonus, a KL to the reference."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tether.algo.kl import adaptive_penalty, estimate_kl, k3
+from tether.algo.losses import (
+    PolicyLoss,
+    cispo_policy_loss,
+    clip_policy_loss,
+    cpi_policy_loss,
+    dual_clip,
+    gspo_policy_loss,
+    log_ratio,
+    penalty_policy_loss,
+    reinforce_policy_loss,
+)
+from tether.algo.masked import masked_mean, masked_sum, weighted_sum
+from tether.config import (
+    CispoUpdate,
+    ClipUpdate,
+    Config,
+    CpiUpdate,
+    GspoUpdate,
+    PenaltyUpdate,
+    ReinforceUpdate,
+)
+from tether.models.policy import Policy
+from tether.ppo.result import Controls
+from tether.ppo.roles import Roles
+from tether.ppo.updates.critic import update_values, value_terms
+from tether.ppo.updates.minibatches import Report, Terms, Walk, walk_minibatches
+from tether.ppo.updates.trpo import update_trpo
+from tether.run.metrics import Max, Mean, Min
+from tether.types import Experience, Minibatch
+
+
+def update_policy(
+    experience: Experience, roles: Roles, config: Config, iteration: int, controls: Controls
+) -> Report:
+    """One walk over the rows with the policy loss that `actor.update` names."""
+    report = Report(new_log_probs=experience.old_log_probs.clone())
+    old_policy = snapshot_for_penalty(roles, config)
+
+    def compute(batch: Minibatch) -> Terms:
+        states = roles.actor.states(batch.sequences)
+        return policy_terms(batch, states, roles, config, controls, report, old_policy)
+
+    walk_minibatches(
+        experience, actor_walk(roles, config, iteration), roles.actor_optimizer, compute, report
+    )
+    report.penalty_coef = next_penalty_coef(experience, roles, config, controls)
+    return report
+
+
+def actor_walk(roles: Roles, config: Config, iteration: int) -> Walk:
+    actor = config.actor
+    return Walk(
+        role="actor",
+        seed=config.seed,
+        iteration=iteration,
+        epochs=actor.epochs,
+        minibatch_rows=actor.minibatch_rows,
+        microbatch_tokens=actor.microbatch_tokens,
+        aggregation=config.aggregation,
+        max_response_tokens=config.rollout.max_response_tokens,
+        stop_kl=actor.stop_kl,
+        microbatch_cells=roles.actor.cells_at_once,
+    )
+
+
+def policy_terms(
+    batch: Minibatch,
+    states: Float[Tensor, "rows response width"],
+    roles: Roles,
+    config: Config,
+    controls: Controls,
+    report: Report,
+    old_policy: Policy | None,
+) -> Terms:
+    """policy loss - entropy_coef x entropy + in_loss.coef x KL, and what there is to know of it."""
+    mask, weights = batch.response_mask, batch.weights
+    new_log_probs, entropies = roles.actor.read(states, batch.sequences, mask)
+    # The ratio's bounds would make an infinity look like a number; the loss must show it.
+    new_log_probs = torch.where(new_log_probs.isfinite(), new_log_probs, torch.nan)
+    policy = policy_loss(new_log_probs, states, batch, roles, config, controls, old_policy)
+    corrected = policy.per_token * batch.correction_weights
+    parts = {"actor/pg_loss": weighted_sum(corrected, weights)}
+    loss = parts["actor/pg_loss"]
+    if config.actor.entropy_coef > 0:
+        parts["actor/entropy_loss"] = -weighted_sum(entropies, weights)
+        loss = loss + config.actor.entropy_coef * parts["actor/entropy_loss"]
+    if config.kl.in_loss.coef > 0:
+        kl = kl_to_reference(new_log_probs, states, batch, roles, config)
+        parts["actor/kl_loss"] = weighted_sum(kl, weights)
+        loss = loss + config.kl.in_loss.coef * parts["actor/kl_loss"]
+
+    with torch.no_grad():
+        moved = k3(batch.old_log_probs, new_log_probs, mask)
+        kept = report.new_log_probs[batch.rows, : mask.shape[1]]
+        report.new_log_probs[batch.rows, : mask.shape[1]] = torch.where(mask, new_log_probs, kept)
+        record, tokens = report.meter.record, mask.sum()
+        record("actor/entropy", Mean(masked_sum(entropies, mask), tokens))
+        record("actor/approx_kl", Mean(moved.sum(), tokens))
+        clipped = (policy.clipped_high | policy.clipped_low) & mask
+        record("actor/pg_clipfrac", Mean(clipped.sum(), tokens))
+        record("actor/pg_clipfrac_high", Mean((policy.clipped_high & mask).sum(), tokens))
+        record("actor/pg_clipfrac_low", Mean((policy.clipped_low & mask).sum(), tokens))
+        record("actor/ratio_max", Max(torch.where(mask, policy.ratio, 1.0).max()))
+        record("actor/ratio_min", Min(torch.where(mask, policy.ratio, 1.0).min()))
+    return Terms(loss, parts, kl_from_old=Mean(moved.sum(), tokens))
+
+
+def policy_loss(
+    new_log_probs: Float[Tensor, "rows response"],
+    states: Float[Tensor, "rows response width"],
+    batch: Minibatch,
+    roles: Roles,
+    config: Config,
+    controls: Controls,
+    old_policy: Policy | None,
+) -> PolicyLoss:
+    old, advantages, mask = batch.old_log_probs, batch.policy_advantages, batch.response_mask
+    match config.actor.update:
+        case ClipUpdate(eps_low=low, eps_high=high, dual_clip=None):
+            return clip_policy_loss(new_log_probs, old, advantages, low, high)
+        case ClipUpdate(eps_low=low, eps_high=high, dual_clip=bound):
+            loss = clip_policy_loss(new_log_probs, old, advantages, low, high)
+            return dual_clip(loss, advantages, bound)
+        case PenaltyUpdate():
+            kl = kl_from_old(new_log_probs, states, batch, roles, old_policy)
+            return penalty_policy_loss(new_log_probs, old, advantages, kl, controls.penalty_coef)
+        case CpiUpdate():
+            return cpi_policy_loss(new_log_probs, old, advantages)
+        case ReinforceUpdate():
+            return reinforce_policy_loss(new_log_probs, old, advantages)
+        case GspoUpdate(eps_low=low, eps_high=high):
+            return gspo_policy_loss(new_log_probs, old, advantages, mask, low, high)
+        case CispoUpdate(eps_low=low, eps_high=high):
+            return cispo_policy_loss(new_log_probs, old, advantages, low, high)
+    raise ValueError(f"{config.actor.update.kind} is no minibatch update")
+
+
+def snapshot_for_penalty(roles: Roles, config: Config) -> Policy | None:
+    """The old policy itself, where PPO-Penalty's KL is summed over the vocabulary."""
+    match config.actor.update:
+        case PenaltyUpdate(estimator="full"):
+            return roles.actor.snapshot()
+    return None
+
+
+def kl_from_old(
+    new_log_probs: Float[Tensor, "rows response"],
+    states: Float[Tensor, "rows response width"],
+    batch: Minibatch,
+    roles: Roles,
+    old_policy: Policy | None,
+) -> Float[Tensor, "rows response"]:
+    """KL(pi_old || pi_new) a token: from samples of pi_old, or exact given pi_old itself."""
+    if old_policy is None:
+        return k3(batch.old_log_probs, new_log_probs, batch.response_mask)
+    with torch.no_grad():
+        old_states = old_policy.states(batch.sequences)
+    actor = roles.actor
+    return actor.full_kl(old_policy.head, old_states, actor.head, states, batch.response_mask)
+
+
+def kl_to_reference(
+    new_log_probs: Float[Tensor, "rows response"],
+    states: Float[Tensor, "rows response width"],
+    batch: Minibatch,
+    roles: Roles,
+    config: Config,
+) -> Float[Tensor, "rows response"]:
+    """The KL term of the loss, a token, by the estimator and weighting of `kl.in_loss`."""
+    settings, mask = config.kl.in_loss, batch.response_mask
+    if settings.estimator == "full":
+        return roles.reference.full_kl(roles.actor, states, batch.sequences, mask)
+    kl = estimate_kl(settings.estimator, new_log_probs, batch.ref_log_probs, mask)
+    if settings.by_ratio:
+        return kl * log_ratio(new_log_probs, batch.old_log_probs).exp()
+    return kl
+
+
+def next_penalty_coef(
+    experience: Experience, roles: Roles, config: Config, controls: Controls
+) -> float:
+    """PPO-Penalty's adaptive weight, by the KL measured once after the last step."""
+    update = config.actor.update
+    if not isinstance(update, PenaltyUpdate) or update.controller == "fixed":
+        return controls.penalty_coef
+    mask = experience.response_mask
+    final = roles.actor.log_probs(experience.sequences, mask)
+    kl = masked_mean(k3(experience.old_log_probs, final, mask), mask)
+    return adaptive_penalty(controls.penalty_coef, float(kl), update.target)
+
+
+def update_jointly(
+    experience: Experience, roles: Roles, config: Config, iteration: int, controls: Controls
+) -> Report:
+    """The policy's terms plus critic.coef times the value loss, over the same states."""
+    report = Report(new_log_probs=experience.old_log_probs.clone())
+    old_policy = snapshot_for_penalty(roles, config)
+
+    def compute(batch: Minibatch) -> Terms:
+        states = roles.actor.states(batch.sequences)
+        policy = policy_terms(batch, states, roles, config, controls, report, old_policy)
+        value = value_terms(batch, roles.critic.read(states), config, report)
+        loss = policy.loss + config.critic.coef * value.loss
+        return Terms(loss, {**policy.parts, **value.parts}, policy.kl_from_old)
+
+    walk_minibatches(
+        experience, actor_walk(roles, config, iteration), roles.actor_optimizer, compute, report
+    )
+    report.penalty_coef = next_penalty_coef(experience, roles, config, controls)
+    return report
+
+
+def update_critic(experience: Experience, roles: Roles, config: Config, iteration: int) -> Report:
+    """Move the critic's own weights, if it has any of its own."""
+    if not config.has_critic or config.critic.shared_trunk:
+        return Report()
+    return update_values(experience, roles, config, iteration)
+
+
+def update_actor(
+    experience: Experience, roles: Roles, config: Config, iteration: int, controls: Controls
+) -> Report:
+    """Move the actor, by the kind of update that the config names."""
+    if iteration < config.critic.warmup_iterations:
+        return Report(new_log_probs=experience.old_log_probs, penalty_coef=controls.penalty_coef)
+    if config.actor.update.kind == "trpo":
+        return update_trpo(experience, roles, config)
+    update = update_jointly if config.critic.shared_trunk else update_policy
+    return update(experience, roles, config, iteration, controls)

@@ -1,0 +1,127 @@
+"""Calls outside of this program, many at once, each with a time limit.
+
+A thread cannot be killed. One that outstays its limit is abandoned: its call has failed, whatever
+it may still return, and it counts as stuck until it ends. Threads are daemons, so that a hanging
+one does not keep the program from ending.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tether.rewards.functions import describe
+
+AT_ONCE = 16  # calls under way
+MAX_STUCK = 64  # abandoned threads that still hang; beyond that nothing is called
+
+
+class Refused(Exception):
+    """Raised by a tool that cannot work with its arguments: the policy reads the sentence."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call to be made."""
+
+    name: str
+    arguments: str
+    run: Callable[[str], object]
+    timeout_seconds: float
+    reply: str  # the observation, with {} for what the call returns
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What came of a call: a value, or an error and whose it is."""
+
+    value: object
+    seconds: float
+    error: str | None = None
+    fault: Literal["policy", "tool"] | None = None
+
+
+class _Thread(threading.Thread):
+    def __init__(self, request: Request, ended: "queue.SimpleQueue[_Thread]") -> None:
+        super().__init__(daemon=True, name=f"tether call of {request.name}")
+        self.request, self.ended = request, ended
+        self.returned: Returned | None = None
+
+    def run(self) -> None:
+        began = time.perf_counter()
+
+        def result(value: object, *error: str) -> Returned:
+            return Returned(value, time.perf_counter() - began, *error)
+
+        try:
+            self.returned = result(self.request.run(self.request.arguments))
+        except Refused as refusal:
+            self.returned = result(None, str(refusal), "policy")
+        except BaseException as error:  # SystemExit too: a tool must not end a thread unheard
+            self.returned = result(None, describe(error), "tool")
+        self.ended.put(self)
+
+
+_stuck: list[_Thread] = []
+
+
+def call_all(requests: Sequence[Request]) -> list[Returned]:
+    """Every call made, in whatever order they end; the results stand in the order asked."""
+    results: list[Returned | None] = [None] * len(requests)
+    waiting = deque(enumerate(requests))
+    running: dict[_Thread, tuple[int, float]] = {}  # number of the request, and its deadline
+    ended: queue.SimpleQueue[_Thread] = queue.SimpleQueue()
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            number, request = waiting.popleft()
+            if _count_stuck() >= MAX_STUCK:
+                results[number] = _not_called(request)
+                continue
+            thread = _Thread(request, ended)
+            running[thread] = (number, time.perf_counter() + request.timeout_seconds)
+            thread.start()
+        _wait(running, ended, results)
+    return [result for result in results if result is not None]
+
+
+def _wait(
+    running: dict[_Thread, tuple[int, float]],
+    ended: "queue.SimpleQueue[_Thread]",
+    results: list[Returned | None],
+) -> None:
+    """Until one call ends or runs out of time."""
+    if not running:
+        return
+    first = min(deadline for _, deadline in running.values())
+    try:
+        thread = ended.get(timeout=max(0.0, first - time.perf_counter()))
+    except queue.Empty:
+        now = time.perf_counter()
+        for thread, (number, deadline) in list(running.items()):
+            if deadline <= now:
+                del running[thread]
+                _stuck.append(thread)
+                results[number] = _timed_out(thread.request)
+    else:
+        if thread in running:  # one that was abandoned has its result already
+            number, _ = running.pop(thread)
+            results[number] = thread.returned
+
+
+def _timed_out(request: Request) -> Returned:
+    limit = request.timeout_seconds
+    return Returned(None, limit, f"it took longer than timeout_seconds = {limit:g}", "tool")
+
+
+def _not_called(request: Request) -> Returned:
+    return Returned(
+        None, 0.0, f"it was not called, as {MAX_STUCK} earlier calls still hang", "tool"
+    )
+
+
+def _count_stuck() -> int:
+    _stuck[:] = [thread for thread in _stuck if thread.is_alive()]
+    return len(_stuck)

@@ -1,0 +1,1 @@
+"""Forward a run's metrics to trackers."""

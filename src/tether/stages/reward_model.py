@@ -1,0 +1,111 @@
+"""Reward modelling: of two responses to one prompt, score the chosen one higher."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tether.algo.losses import bradley_terry_losses
+from tether.config.stages import RewardModelConfig
+from tether.data.batching import microbatches
+from tether.data.dialogues import Pair, load_pairs
+from tether.models.reward_model import RewardModel, start_reward_model, whole_rows
+from tether.stages.loop import Record
+
+BINS = 10  # of confidence, between a coin's 0.5 and 1
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Pairs that the model was about equally sure of."""
+
+    confidence: float  # mean predicted probability of the side it prefers
+    accuracy: float  # how often that side was the chosen one
+    count: int
+
+
+@dataclass(frozen=True)
+class Reliability:
+    accuracy: float
+    calibration_error: float  # expected: |confidence - accuracy| over bins, weighted by count
+    bins: list[Bin]
+
+
+def reliability(chosen: Float[Tensor, " pairs"], rejected: Float[Tensor, " pairs"]) -> Reliability:
+    """A tie is half right, at a confidence of 0.5."""
+    difference = (chosen - rejected).double()
+    confidence = torch.sigmoid(difference.abs())
+    right = (difference > 0).double() + 0.5 * (difference == 0).double()
+    places = ((confidence - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
+    bins = [
+        Bin(float(confidence[inside].mean()), float(right[inside].mean()), int(inside.sum()))
+        for inside in (places == place for place in range(BINS))
+        if bool(inside.any())
+    ]
+    gaps = sum(one.count * abs(one.confidence - one.accuracy) for one in bins)
+    return Reliability(float(right.mean()), gaps / len(difference), bins)
+
+
+class RewardModelStage:
+    """The loss is the mean over pairs of -log sigmoid(score of chosen - score of rejected)."""
+
+    def __init__(self, reward: RewardModel, train: Sequence[Pair], heldout: Sequence[Pair]) -> None:
+        self.reward = reward
+        self.train, self.heldout = train, heldout
+        self.model = reward.model
+        self.num_rows = len(train)
+
+    def backward(self, rows: list[int]) -> Record:
+        pairs = [self.train[row] for row in rows]
+        chosen, rejected = [], []
+        loss = 0.0
+        for part in self._parts(pairs):
+            ours, theirs = self._read_pairs(part)
+            share = bradley_terry_losses(ours, theirs).sum() / len(pairs)
+            share.backward()
+            loss += float(share.detach())
+            chosen.append(ours.detach())
+            rejected.append(theirs.detach())
+        accuracy = reliability(torch.cat(chosen), torch.cat(rejected)).accuracy
+        return {"loss": loss, "accuracy": accuracy}
+
+    def evaluate(self) -> Record | None:
+        if not self.heldout:
+            return None
+        dialogues = [ids for pair in self.heldout for ids in (pair.chosen, pair.rejected)]
+        chosen, rejected = self.reward.scores(dialogues).view(-1, 2).unbind(1)
+        loss = float(bradley_terry_losses(chosen, rejected).double().mean())
+        return {"loss": loss, "pairs": len(self.heldout), **asdict(reliability(chosen, rejected))}
+
+    def save(self, folder: Path) -> None:
+        self.model.save_pretrained(folder / "reward")
+        self.reward.tokenizer.save_pretrained(folder / "reward")
+
+    def _read_pairs(
+        self, pairs: Sequence[Pair]
+    ) -> tuple[Float[Tensor, " pairs"], Float[Tensor, " pairs"]]:
+        """Both sides in one pass, so that nothing differs between them but the ids."""
+        dialogues = [ids for pair in pairs for ids in (pair.chosen, pair.rejected)]
+        chosen, rejected = self.reward.read(dialogues).view(-1, 2).unbind(1)
+        return chosen, rejected
+
+    def _parts(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
+        """Pairs of like length together, as many as one backward may hold."""
+        longest = [max(pair.chosen, pair.rejected, key=len) for pair in pairs]
+        groups = microbatches(
+            whole_rows(longest, torch.device("cpu")), max(1, self.reward.microbatch_tokens // 2)
+        )
+        return [[pairs[i] for i in group.tolist()] for group in groups]
+
+
+def build_reward_model(config: RewardModelConfig, device: torch.device) -> RewardModelStage:
+    """Load the model and every pair; nothing is trained yet."""
+    model, data, train = config.model, config.data, config.train
+    reward = start_reward_model(model.start, model.dtype, device, train.microbatch_tokens)
+    load = partial(load_pairs, data=data, tokenizer=reward.tokenizer, context=reward.max_tokens)
+    heldout = [] if data.heldout is None else load(data.heldout)[: train.eval_rows]
+    return RewardModelStage(reward, load(data.train), heldout)

@@ -1,0 +1,149 @@
+"""Supervised fine-tuning: make given responses to given prompts likelier.
+
+Rows are not packed. A training forward has no attention mask, so two documents in one row would
+see each other; instead a step is cut into microbatches of rows of like length, which leaves little
+padding.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tether.algo.masked import cell_weights, weighted_sum
+from tether.config.stages import SFTConfig
+from tether.data.batching import join_pairs, microbatches, pad_right
+from tether.data.dialogues import Conversation, encode_dialogue, load_conversations
+from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
+from tether.models.policy import Policy
+from tether.ppo.optimizer import Optimizer
+from tether.stages.loop import BETAS, Record, row_slices, warm_cosine
+from tether.types import Sequences
+
+
+class SFTStage:
+    """The loss is the mean of -log pi over the tokens of assistants; the rest is only read."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        vocabulary: Vocabulary,
+        train: Sequence[Conversation],
+        heldout: Sequence[Conversation],
+    ) -> None:
+        self.policy, self.vocabulary = policy, vocabulary
+        self.train, self.heldout = train, heldout
+        self.model = policy.model
+        self.num_rows = len(train)
+
+    def backward(self, rows: list[int]) -> Record:
+        sequences, mask = collate([self.train[row] for row in rows], self.model.device)
+        float_type = torch.promote_types(self.model.dtype, torch.float32)
+        weights = cell_weights("token_mean", mask, 1, float_type)
+        loss, cells = 0.0, 0
+        for some in like_lengths(sequences, self.policy.microbatch_tokens):
+            part = sequences.select(some)
+            states = self.policy.states(part)
+            log_probs, _ = self.policy.read(states, part, mask[some, : part.width])
+            share = -weighted_sum(log_probs, weights[some, : part.width])
+            share.backward()
+            loss += float(share.detach())
+            cells += part.ids.numel()
+        tokens = int((sequences.prompt_lengths + sequences.response_lengths).sum())
+        return {"loss": loss, "tokens": int(mask.sum()), "padding_share": 1 - tokens / cells}
+
+    def evaluate(self) -> Record | None:
+        """Mean loss a token over all held-out rows together."""
+        if not self.heldout:
+            return None
+        sequences, mask = collate(self.heldout, self.model.device)
+        log_probs = self.policy.log_probs(sequences, mask)
+        count = int(mask.sum())
+        loss = -float(log_probs.double().sum()) / count
+        return {"loss": loss, "tokens": count, "rows": len(self.heldout)}
+
+    def save(self, folder: Path) -> None:
+        self.model.save_pretrained(folder / "actor")
+        self.vocabulary.tokenizer.save_pretrained(folder / "actor")
+
+
+def build_sft(config: SFTConfig, device: torch.device) -> SFTStage:
+    """Load the model and every row; nothing is trained yet."""
+    name, data = config.model.start, config.data
+    model = load_causal_lm(name, config.model.dtype, device)
+    vocabulary = load_vocabulary(name, model)
+    context = getattr(model.config, "max_position_embeddings", None)
+    load = partial(load_conversations, data=data, tokenizer=vocabulary.tokenizer, context=context)
+    heldout = [] if data.heldout is None else load(data.heldout)[: config.train.eval_rows]
+    policy = Policy(model, temperature=1.0, microbatch_tokens=config.train.microbatch_tokens)
+    return SFTStage(policy, vocabulary, load(data.train), heldout)
+
+
+def collate(
+    conversations: Sequence[Conversation], device: torch.device
+) -> tuple[Sequences, Bool[Tensor, "rows response"]]:
+    """Rows as a rectangle, and the mask of what is learnt."""
+    joined = join_pairs([(c.prompt_ids, c.response_ids) for c in conversations])
+    mask = pad_right([c.learnt for c in conversations], torch.bool)
+    parts = (joined.ids, joined.prompt_lengths, joined.response_lengths)
+    return Sequences(*(x.to(device) for x in parts)), mask.to(device)
+
+
+def like_lengths(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " some"]]:
+    """Row numbers of each backward: all as they stand if they fit, else groups of like length."""
+    if sequences.ids.numel() <= max_tokens:
+        return [torch.arange(len(sequences.ids), device=sequences.ids.device)]
+    return microbatches(sequences, max_tokens)
+
+
+@dataclass(frozen=True)
+class SFTSettings:
+    """A course of steps, for scripts that build a model in several lessons."""
+
+    num_steps: int
+    lr: float  # at the peak
+    rows: int = 64  # of one step
+    warmup_steps: int = 50  # linear rise to the peak, before the cosine fall to zero
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    seed: int = 0  # of the order of the rows
+
+
+def train_sft(
+    policy: Policy,
+    vocabulary: Vocabulary,
+    dialogues: Sequence[tuple[str, str]],
+    settings: SFTSettings,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """Train the policy in place on (prompt, response) pairs; `on_step` hears each step's loss."""
+    encoded = [encode_dialogue(vocabulary.tokenizer, *dialogue) for dialogue in dialogues]
+    train_conversations(policy, vocabulary, encoded, settings, on_step)
+
+
+def train_conversations(
+    policy: Policy,
+    vocabulary: Vocabulary,
+    conversations: Sequence[Conversation],
+    settings: SFTSettings,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """The same on what is encoded already, where the response may hold tokens only to be read."""
+    stage = SFTStage(policy, vocabulary, conversations, [])
+    optimizer = Optimizer(
+        policy.model.parameters(),
+        settings.lr,
+        settings.max_grad_norm,
+        settings.weight_decay,
+        betas=BETAS,
+    )
+    slices = row_slices(len(conversations), settings.num_steps, settings.rows, settings.seed)
+    for step, rows in enumerate(slices):
+        metrics = stage.backward(rows)
+        optimizer.set_factor(warm_cosine(step, settings.num_steps, settings.warmup_steps))
+        optimizer.step()
+        on_step(step, metrics["loss"])

@@ -1,0 +1,97 @@
+"""Named tensors in safetensors files: one file, or a part from each process that saves."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tether.data.batching import balanced
+from tether.dist.dtensor import gathered, put
+from tether.dist.world import world
+
+
+@dataclass(frozen=True)
+class OwnTensors:
+    """What this process writes, whole and in memory, and who writes which."""
+
+    tensors: Mapping[str, Tensor]
+    writers: Mapping[str, int]
+    total_bytes: int
+
+
+def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
+    """About this process's share of the bytes. Everyone gathers what is sharded, one tensor at a
+    time, and keeps only its own. Who writes which follows from the names, whatever their order."""
+    here, names = world(), sorted(named)
+    sizes = [named[name].numel() * named[name].element_size() for name in names]
+    writers = {
+        names[i]: writer for writer, share in enumerate(balanced(sizes, here.size)) for i in share
+    }
+    kept = {}
+    for name in names:
+        whole = gathered(named[name])
+        if writers[name] == here.rank:
+            kept[name] = whole
+    return OwnTensors(kept, writers, sum(sizes))
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and lasting buffers by name; tied ones once."""
+    names = {name for name, _ in model.named_parameters()} | {n for n, _ in model.named_buffers()}
+    return {name: tensor for name, tensor in model.state_dict().items() if name in names}
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `plain_weights` gave."""
+    weights = model.state_dict()
+    for name, tensor in tensors.items():
+        put(weights[name], tensor)
+
+
+def write_tensors(file: Path, own: OwnTensors) -> None:
+    here = world()
+    path = file if here.size == 1 else _part(file, here.rank, here.size)
+    save_file({name: tensor.contiguous() for name, tensor in own.tensors.items()}, path)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Of one file, or of the parts that stand for it."""
+    if file.is_file():
+        return load_file(file)
+    found = sorted(file.parent.glob(f"{file.stem}-*-of-*{file.suffix}"))
+    if not found or len(found) != int(found[0].stem.rpartition("-")[2]):
+        raise OSError(f"{file.name} is missing or not complete")
+    return {name: tensor for part in found for name, tensor in load_file(part).items()}
+
+
+def write_model(
+    folder: Path, own: OwnTensors, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A Hugging Face directory, in parts with an index where several processes write it."""
+    here = world()
+    if here.size == 1:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return
+    folder.mkdir(exist_ok=True)
+    file = folder / "model.safetensors"
+    part = _part(file, here.rank, here.size)
+    tensors = {name: tensor.contiguous() for name, tensor in own.tensors.items()}
+    save_file(tensors, part, metadata={"format": "pt"})
+    if not here.is_first:
+        return
+    places = {name: _part(file, w, here.size).name for name, w in own.writers.items()}
+    index = {"metadata": {"total_size": own.total_bytes}, "weight_map": places}
+    (folder / f"{file.name}.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _part(file: Path, writer: int, writers: int) -> Path:
+    return file.with_name(f"{file.stem}-{writer + 1:05d}-of-{writers:05d}{file.suffix}")

@@ -1,0 +1,217 @@
+"""The body of every answer, as plain dicts: the server sends them, an export writes them down.
+
+Paths and shapes are the page's interface to the data; nothing here knows of HTTP.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tether.run.directory import EVALS, METRICS
+from tether.run.glossary import METRICS as METRIC_WORDS
+from tether.run.glossary import TIMINGS as TIMING_WORDS
+from tether.view.metric_table import as_number, thin
+from tether.view.rollout_rows import length, numbers, sampled, scalars, summary, tokens
+from tether.view.run_reader import Folder, Rows, Run
+from tether.view.settings import (
+    choices,
+    inside,
+    own_settings,
+    read_settings,
+    samples_per_prompt,
+    update_kind,
+)
+
+Body = dict[str, Any]
+WORDS = {**METRIC_WORDS, **TIMING_WORDS}
+MAX_EVENTS = 1000
+WHATIF_COLUMNS = (
+    "kl",
+    "token_level_rewards",
+    "td_errors",
+    "advantages",
+    "returns",
+    "policy_advantages",
+    "ratio",
+    "objective",
+)
+
+
+class NotFound(Exception):
+    """There is no such run, iteration or row; the message is a sentence."""
+
+
+def list_runs(folder: Folder, demo: bool) -> Body:
+    runs = folder.runs().values()
+    return {"runs": [_line(run) for run in runs], "demo": demo, "problems": folder.problems}
+
+
+def _line(run: Run) -> Body:
+    _, config, problems = run.read_config()
+    metrics, evaluation = run.read_last(METRICS) or {}, run.read_last(EVALS) or {}
+    last, planned = metrics.get("iteration"), inside(config, "train", "iterations")
+    done = last + 1 if type(last) is int else 0
+    planned = planned if type(planned) is int else None
+    state = "finished" if planned is not None and done >= planned else "stopped"
+    return {
+        "id": run.id,
+        "iterations": done,
+        "planned": planned,
+        "state": "running" if run.is_running() else state,
+        "modified": run.modified(),
+        "score": _null(as_number(metrics.get("score/mean"))),
+        "heldout": _null(as_number(inside(evaluation, "sampled", "mean"))),
+        "problem": problems[0] if problems else None,
+    }
+
+
+def describe_run(run: Run) -> Body:
+    text, config, problems = run.read_config()
+    problems = problems + run.read_series()
+    present = {**run.metrics.columns, **run.timings.columns}
+    names = [name for name in METRIC_WORDS if name in present]
+    names += [name for name in present if name not in WORDS]
+    names += [name for name in TIMING_WORDS if name in present]
+    return {
+        "id": run.id,
+        "config": config,
+        "config_text": text,
+        "names": names,
+        "glossary": {name: WORDS[name]._asdict() for name in names if name in WORDS},
+        "rollouts": run.rollout_iterations(),
+        "whatif": {**own_settings(config).as_dict(), **choices(config)},
+        "problems": problems,
+    }
+
+
+def read_series(run: Run, names: Sequence[str], since: int, generation: int | None) -> Body:
+    """Rows from `since` on, or all of them when the file began anew since the page asked.
+
+    A page that hands back the `generation` it was given learns of a new beginning even if another
+    page was told first.
+    """
+    known = run.generation
+    problems = run.read_series()
+    metrics, timings = run.metrics, run.timings
+    asked = known if generation is None else generation
+    reset = since > 0 and (asked != run.generation or since > len(metrics))
+    start = 0 if reset else since
+
+    def column(name: str) -> Callable[[int], float]:
+        if name in metrics.columns or name not in timings.columns:
+            return lambda row: metrics.at(name, row)
+        return lambda row: timings.at(name, timings.row_of.get(metrics.iterations[row]))
+
+    values = {name: [column(name)(row) for row in range(start, len(metrics))] for name in names}
+    rows = range(len(metrics) - start)
+    chosen = thin(values.values(), len(rows)) if start == 0 else rows
+    return {
+        "reset": reset,
+        "iteration": [metrics.iterations[start + i] for i in chosen],
+        "values": {name: [_null(cells[i]) for i in chosen] for name, cells in values.items()},
+        "next": len(metrics),
+        "generation": run.generation,
+        "problems": problems,
+    }
+
+
+def read_evals(run: Run) -> Body:
+    problems = run.read_evals()
+    return {"evals": run.evals, "problems": problems}
+
+
+def read_events(run: Run, offset: int = 0, limit: int = 100) -> Body:
+    """Newest first."""
+    problems = run.read_events()
+    newest = run.events[::-1][offset : offset + min(limit, MAX_EVENTS)]
+    return {"events": newest, "total": len(run.events), "problems": problems}
+
+
+def list_rows(run: Run, iteration: int) -> Body:
+    rows = _rows(run, iteration)
+    lines = [summary(number, row) for number, row in rows.by_number.items()]
+    return {"iteration": iteration, "rows": lines, "problems": rows.problems}
+
+
+def describe_row(run: Run, iteration: int, number: int) -> Body:
+    """Every number of every token, the computed ones at the run's own settings."""
+    rows = _rows(run, iteration)
+    row, config = _row(rows, number), run.read_config()[1]
+    from tether.view.whatif import logged_journey  # loads torch, when a row is first opened
+
+    own = own_settings(config, row)
+    journey = logged_journey(rows, number, own, update_kind(config), samples_per_prompt(config))
+    return {
+        "row": scalars(number, row),
+        "tokens": tokens(row),
+        "ids": row.get("response_ids") if length(row) else [],
+        "mask": sampled(row),
+        "columns": _nulls({"rollout_log_probs": numbers(row, "rollout_log_probs")})
+        | _nulls(journey.columns),
+        "clip": journey.clip,
+        "problems": rows.problems,
+    }
+
+
+def what_if(run: Run, iteration: int, number: int, query: Mapping[str, str]) -> Body:
+    """The row again with other settings; a setting that cannot be is a UserError."""
+    rows = _rows(run, iteration)
+    row, config = _row(rows, number), run.read_config()[1]
+    own = own_settings(config, row)
+    settings = read_settings(query, config, own)
+    from tether.view.whatif import recompute
+
+    before, after, note = recompute(
+        rows, number, own, settings, update_kind(config), samples_per_prompt(config)
+    )
+    return {
+        "settings": settings.as_dict(),
+        "own": settings == own,
+        "before": _nulls({name: before.columns[name] for name in WHATIF_COLUMNS}),
+        "after": _nulls({name: after.columns[name] for name in WHATIF_COLUMNS}),
+        "clip_before": before.clip,
+        "clip_after": after.clip,
+        "totals": {"before": before.totals(), "after": after.totals()},
+        "note": note,
+        "problems": rows.problems,
+    }
+
+
+def to_json(body: Body | str) -> str:
+    """ASCII, so that no text in it can be taken for anything else; no NaN, which is no JSON."""
+    try:
+        return json.dumps(body, allow_nan=False)
+    except (ValueError, TypeError):
+        return json.dumps(_plain(body), allow_nan=False)
+
+
+def _rows(run: Run, iteration: int) -> Rows:
+    if iteration not in run.rollout_iterations():
+        raise NotFound(f"{run.id} keeps no rows of iteration {iteration}.")
+    return run.read_rollout(iteration)
+
+
+def _row(rows: Rows, number: int) -> dict[str, Any]:
+    if number not in rows.by_number:
+        raise NotFound(f"Row {number} was not kept.")
+    return rows.by_number[number]
+
+
+def _null(x: float) -> float | None:
+    return x if math.isfinite(x) else None
+
+
+def _nulls(columns: Mapping[str, Sequence[float] | None]) -> Body:
+    return {name: x if x is None else [_null(cell) for cell in x] for name, x in columns.items()}
+
+
+def _plain(value: Any) -> Any:
+    """The same in JSON's own types: null for what is not finite, text for a date or a set."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, str | int) else str(value)
