@@ -22,7 +22,7 @@ from tether.data.dialogues import Conversation
 from tether.data.messages import render_prompt
 from tether.models.loading import Vocabulary
 from tether.models.policy import Policy
-from tether.rollout.turn_tokens import Speech
+from tether.rollout.turn_tokens import TurnTokenizer
 from tether.stages.sft import SFTSettings, train_conversations
 from tether.tasks.facts import (
     FAMILY,
@@ -169,16 +169,16 @@ def draw_transcripts(lesson: Lesson, rng: random.Random) -> Iterator[tuple[str, 
                 yield question.prompt, list(transcribe(question, world, lesson.habits, rng))
 
 
-def encode(speech: Speech, prompt: str, spans: list[Span]) -> Conversation:
+def encode(turn_tokens: TurnTokenizer, prompt: str, spans: list[Span]) -> Conversation:
     """Token by token what a rollout would give: each span is encoded apart."""
-    tokenizer = speech.tokenizer
+    tokenizer = turn_tokens.tokenizer
     ids: list[int] = []
     learnt: list[bool] = []
     for span in spans:
         if span.learnt:
             piece = tokenizer(span.text, add_special_tokens=False).input_ids
         else:
-            piece, _, _ = speech.observation(span.text, REPLY, MAX_OBSERVATION_TOKENS)
+            piece, _, _ = turn_tokens.observation(span.text, REPLY, MAX_OBSERVATION_TOKENS)
         ids += piece
         learnt += [span.learnt] * len(piece)
     return Conversation(
@@ -232,11 +232,14 @@ def main() -> None:
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
 
     eos_ids = frozenset([tokenizer.eos_token_id])
-    vocabulary, speech = Vocabulary(tokenizer, eos_ids), Speech(tokenizer, eos_ids, end_marks=())
+    vocabulary, turn_tokens = (
+        Vocabulary(tokenizer, eos_ids),
+        TurnTokenizer(tokenizer, eos_ids, end_marks=()),
+    )
     policy = Policy(model, temperature=1.0, microbatch_tokens=4096)
     train_conversations(policy, vocabulary, draw_repetitions(tokenizer, rng), REPETITION, report)
     for lesson, transcripts in zip(LESSONS, lessons, strict=True):
-        conversations = [encode(speech, *transcript) for transcript in transcripts]
+        conversations = [encode(turn_tokens, *transcript) for transcript in transcripts]
         train_conversations(policy, vocabulary, conversations, lesson.settings, report)
     model.save_pretrained(args.out / "search_starter")
     tokenizer.save_pretrained(args.out / "search_starter", save_jinja_files=False)

@@ -22,8 +22,9 @@ from tether.explain.trace_setup import is_ppo_run
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
 from tether.planning.plan import Plan
 from tether.planning.preview import preview
-from tether.ppo.evaluate import Evaluation, build_elsewhere, evaluate_elsewhere
+from tether.ppo.evaluate import Evaluation, build_endpoint_evaluation
 from tether.ppo.evaluate import evaluate as evaluate_roles
+from tether.ppo.evaluate import evaluate_endpoint as evaluate_at_endpoint
 from tether.ppo.roles import build_roles, pick_device
 from tether.ppo.scoring import response_texts
 from tether.rewards.functions import Reward
@@ -146,9 +147,9 @@ def evaluate_endpoint(
     """
     changes = {} if model is None else {"model.actor": str(model_path(model))}
     config = load_config(recipe, {**changes, **(overrides or {})})
-    here = build_elsewhere(config, reward)
+    here = build_endpoint_evaluation(config, reward)
     try:
-        return evaluate_elsewhere(Endpoint(url, name, here.vocabulary, key), here, config)
+        return evaluate_at_endpoint(Endpoint(url, name, here.vocabulary, key), here, config)
     finally:
         here.reward.close()
 

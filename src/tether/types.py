@@ -196,7 +196,7 @@ class Minibatch:
         """Numbers of the rows that have a True cell."""
         return self.rows[self.response_mask.any(dim=1)]
 
-    def counting_nothing(self) -> "Minibatch":
+    def as_idle(self) -> "Minibatch":
         """The same tokens to read, and no cell of them in any sum."""
         nothing = {
             name: torch.zeros_like(getattr(self, name)) for name in ("weights", "response_mask")

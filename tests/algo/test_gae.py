@@ -4,7 +4,7 @@ from helpers import f64, grids, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.algo.advantages import gae, what_follows
+from tether.algo.advantages import bootstrap_values, gae
 
 REWARDS = f64([[-0.0003, -0.0002, -0.0003, -0.0002, -0.0003, 0.9999]])
 VALUES = f64([[0.82, 0.85, 0.88, 0.90, 0.92, 0.95]])
@@ -76,5 +76,5 @@ def test_rubbish_in_masked_cells_reaches_no_advantage():
 
 def test_what_follows_a_response_is_zero_unless_it_was_truncated_under_bootstrap():
     after, truncated = f64([0.5, 0.7]), torch.tensor([False, True])
-    assert what_follows(after, truncated, "zero").tolist() == [0, 0]
-    assert what_follows(after, truncated, "bootstrap").tolist() == [0, 0.7]
+    assert bootstrap_values(after, truncated, "zero").tolist() == [0, 0]
+    assert bootstrap_values(after, truncated, "bootstrap").tolist() == [0, 0.7]

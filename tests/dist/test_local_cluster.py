@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dist.processes import run_processes
-from tether.dist.collectives import from_first, gather, gather_results
+from tether.dist.collectives import on_first_process, gather, gather_results
 from tether.dist.wire import pack, unpack
 from tether.dist.world import entered
 from tether.errors import RunStopped, UserError
@@ -47,10 +47,10 @@ def _listen_and_exchange() -> tuple[list[str], list, str]:
             raise UserError("reward.kind is wrong")
 
         with pytest.raises(UserError, match="reward.kind is wrong"):
-            from_first(fail)
+            on_first_process(fail)
         with pytest.raises(UserError, match="reward.kind is wrong"):
             gather_results(fail if here.rank else (lambda: 1))
-        return found, lengths, str(from_first(lambda: Path("runs/x")))
+        return found, lengths, str(on_first_process(lambda: Path("runs/x")))
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="listening sockets: Linux only")

@@ -31,19 +31,19 @@ from tether import api
 from tether.algo.masked import weighted_sum
 from tether.algo.losses import clip_policy_loss
 from tether.config import LoraSection
-from tether.dist.dtensor import gathered, in_parts, own_part, part_like, put
-from tether.dist.fsdp import let_go, shard, whole
+from tether.dist.dtensor import full_tensor, as_dtensor, local_shard, shard_like, copy_from_full
+from tether.dist.fsdp import release_gathered, shard, unsharded_model
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import entered, world
 from tether.errors import UserError
-from tether.models.lora import add_adapter, learned
+from tether.models.lora import add_adapter, trainable_parameters
 from tether.models.critic import Critic
 from tether.models.forward import recompute_in_backward
 from tether.models.policy import Policy
 from tether.models.policy import AdapterOffReference
 from tether.models.reward_model import RewardModel, decoder_head
 from tether.ppo.optimizer import Optimizer
-from tether.ppo.updates.minibatches import Terms, Walk, walk_minibatches
+from tether.ppo.updates.minibatches import LossTerms, MinibatchSchedule, walk_minibatches
 from tether.ppo.updates.minibatches import Report
 from tether.types import Experience, Minibatch
 
@@ -115,12 +115,12 @@ class Watched(Optimizer):
 
     def step(self) -> torch.Tensor:
         if self.first is None:
-            self.first = [gathered(p.grad).clone().numpy() for p in self.parameters]
+            self.first = [full_tensor(p.grad).clone().numpy() for p in self.parameters]
         return super().step()
 
 
-def walk(role: str) -> Walk:
-    return Walk(
+def walk(role: str) -> MinibatchSchedule:
+    return MinibatchSchedule(
         role=role,
         seed=3,
         iteration=0,
@@ -143,20 +143,20 @@ def learn(kind: str) -> dict:
     shard(model, model.base_model, called=model.base_model, keep_whole=True)
     shard(critic, critic.trunk)
     sequences, mask = told.sequences, told.response_mask
-    optimizer = Watched(learned(model).values(), 0.01, 0.5)
-    critic_optimizer = Watched(learned(critic).values(), 0.01, 5.0)
+    optimizer = Watched(trainable_parameters(model).values(), 0.01, 0.5)
+    critic_optimizer = Watched(trainable_parameters(critic).values(), 0.01, 5.0)
 
-    def policy_terms(batch: Minibatch) -> Terms:
+    def policy_terms(batch: Minibatch) -> LossTerms:
         states = policy.states(batch.sequences)
         new, entropies = policy.read(states, batch.sequences, batch.response_mask)
         loss = clip_policy_loss(new, batch.old_log_probs, batch.policy_advantages, 0.2, 0.2)
         loss = weighted_sum(loss.per_token - 0.1 * entropies, batch.weights)
-        return Terms(loss, {"loss": loss})
+        return LossTerms(loss, {"loss": loss})
 
-    def value_terms(batch: Minibatch) -> Terms:
+    def value_terms(batch: Minibatch) -> LossTerms:
         errors = critic(batch.sequences)[:, :-1] - batch.returns
         loss = weighted_sum(errors**2, batch.weights)
-        return Terms(loss, {"loss": loss})
+        return LossTerms(loss, {"loss": loss})
 
     found = {}
     if "lora" in kind:  # before anyone reads with the adapter
@@ -172,15 +172,15 @@ def learn(kind: str) -> dict:
     for role, report in zip(("actor", "critic"), reports, strict=True):
         norm = report.meter.values()[f"{role}/grad_norm"]
         found[f"{role} norm"] = torch.tensor(norm).numpy()
-    plain = whole(model)
+    plain = unsharded_model(model)
     assert (plain is model) is (world().size == 1)
     with torch.no_grad():
         found["logits"] = plain(input_ids=sequences.ids).logits.numpy()
     for name, source in ("actor", optimizer), ("critic", critic_optimizer):
         found |= {f"{name} gradient {i}": g for i, g in enumerate(source.first)}
-        found |= {f"{name} {k}": gathered(v).numpy() for k, v in source.state().items()}
+        found |= {f"{name} {k}": full_tensor(v).numpy() for k, v in source.state().items()}
     for name, module in ("actor", model), ("critic", critic):
-        found |= {f"{name} {k}": gathered(w).numpy() for k, w in module.named_parameters()}
+        found |= {f"{name} {k}": full_tensor(w).numpy() for k, w in module.named_parameters()}
     return found
 
 
@@ -258,7 +258,7 @@ def living_bytes() -> int:
     gc.collect()
     tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and not x.is_meta]
     tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
-    storages = [own_part(tensor).untyped_storage() for tensor in tensors]
+    storages = [local_shard(tensor).untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
@@ -367,15 +367,15 @@ def there_and_back() -> list[bool]:
         checks = []
         for weight, shape in (layer.weight, (5, 3)), (layer.bias, (5,)):
             tensor = torch.arange(float(torch.Size(shape).numel())).view(shape)
-            put(weight, tensor)
-            checks.append(torch.equal(gathered(weight), tensor))
-            checks.append(torch.equal(own_part(weight), tensor.chunk(2)[world().rank]))
-            moment = in_parts(part_like(tensor + 1, weight), weight)
-            checks.append(torch.equal(gathered(moment), tensor + 1))
+            copy_from_full(weight, tensor)
+            checks.append(torch.equal(full_tensor(weight), tensor))
+            checks.append(torch.equal(local_shard(weight), tensor.chunk(2)[world().rank]))
+            moment = as_dtensor(shard_like(tensor + 1, weight), weight)
+            checks.append(torch.equal(full_tensor(moment), tensor + 1))
             step = torch.tensor(3.0)
-            checks.append(in_parts(step, weight) is step and part_like(step, weight) is step)
+            checks.append(as_dtensor(step, weight) is step and shard_like(step, weight) is step)
         try:
-            put(layer.bias, torch.zeros(6))
+            copy_from_full(layer.bias, torch.zeros(6))
         except RuntimeError as error:
             checks.append("(5,)" in str(error))
         return checks
@@ -396,7 +396,7 @@ def stale() -> float:
         policy, told = Policy(model, 1.0, 20), experience()
         policy.log_probs(told.sequences, told.response_mask)
         for weight, new in zip(weights, other.parameters(), strict=True):
-            put(weight, new)
+            copy_from_full(weight, new)
         found = policy.log_probs(told.sequences, told.response_mask)
         expected = Policy(other, 1.0, 20).log_probs(told.sequences, told.response_mask)
         return float((found - expected).abs().max())
@@ -443,6 +443,6 @@ def test_a_model_whose_layers_cannot_be_shared_is_refused(config, size, why):
 def test_alone_a_model_is_its_own_whole():
     model = build("llama")
     shard(model, model.base_model, called=model.base_model, keep_whole=True)
-    let_go()
-    assert whole(model) is model
+    release_gathered()
+    assert unsharded_model(model) is model
     assert all(type(weight) is torch.nn.Parameter for weight in model.parameters())

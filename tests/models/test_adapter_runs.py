@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 import tether
 from tether import api
 from tether.errors import UserError
-from tether.models.lora import learned
+from tether.models.lora import trainable_parameters
 from tether.models.policy import AdapterOffReference, FrozenReference
 from tether.planning.plan import make_plan
 from tether.ppo.result import first_controls
@@ -237,7 +237,7 @@ def test_state_json_names_the_base_and_no_adapter_config_is_written(finished):
 
 
 def test_learned_names_tied_weights_once(tiny_model):
-    names = learned(tiny_model)
+    names = trainable_parameters(tiny_model)
     assert "lm_head.weight" not in names
     assert "model.embed_tokens.weight" in names
 

@@ -13,7 +13,12 @@ from models.families import FAMILIES, make_family
 from tether.config import LoraSection
 from tether.errors import UserError
 from tether.models.critic import Critic
-from tether.models.lora import add_adapter, learned, load_learned, merge_adapter
+from tether.models.lora import (
+    add_adapter,
+    load_trainable_parameters,
+    merge_adapter,
+    trainable_parameters,
+)
 from tether.models.policy import AdapterOffReference, FrozenReference, Policy
 
 ROWS = [([5, 9, 200], [7, 8, 256]), ([1], [2, 3, 4, 5, 6, 7]), (list(range(11, 18)), [18])]
@@ -28,7 +33,7 @@ def adapted(model, rank=4, alpha=12.0, targets=None, seed=3):
 def moved(model):
     """As after some training: B is no longer zero."""
     generator = torch.Generator().manual_seed(5)
-    for name, weight in learned(model).items():
+    for name, weight in trainable_parameters(model).items():
         if "lora_B" in name:
             weight.data = 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
     return model
@@ -65,10 +70,10 @@ def test_the_reference_stays_the_base_bit_for_bit_while_the_adapter_learns(famil
 def with_matrices_added(plain, model, alpha, rank):
     """The plain model with alpha/rank x B A added to every adapted weight, in plain numpy."""
     weights = dict(plain.named_parameters())
-    for name, a in learned(model).items():
+    for name, a in trainable_parameters(model).items():
         if "lora_A" not in name:
             continue
-        b = learned(model)[name.replace("lora_A", "lora_B")]
+        b = trainable_parameters(model)[name.replace("lora_A", "lora_B")]
         delta = alpha / rank * (b.detach().numpy() @ a.detach().numpy())
         owner = name.partition(".lora_A")[0]
         target = weights[f"{owner}.weight"]
@@ -106,7 +111,7 @@ def test_merging_leaves_a_plain_model_of_the_same_weights_names(family):
 @every_family
 def test_only_the_matrices_learn_and_none_is_on_the_head(family):
     model = adapted(make_family(family))
-    names = list(learned(model))
+    names = list(trainable_parameters(model))
     assert names
     assert all("lora_" in name for name in names)
     assert all(name.startswith(f"{model.base_model_prefix}.") for name in names)
@@ -116,7 +121,9 @@ def test_only_the_matrices_learn_and_none_is_on_the_head(family):
 
 def test_targets_pick_layers_by_name_and_a_wrong_name_is_refused_with_the_right_ones():
     model = adapted(make_family("llama"), targets=["q_proj", "v_proj"])
-    owners = {name.partition(".lora_")[0].rpartition(".")[2] for name in learned(model)}
+    owners = {
+        name.partition(".lora_")[0].rpartition(".")[2] for name in trainable_parameters(model)
+    }
     assert owners == {"q_proj", "v_proj"}
     with pytest.raises(UserError, match=r"model\.lora\.targets names 'qproj'.* q_proj, up_proj"):
         adapted(make_family("llama"), targets=["qproj"])
@@ -126,11 +133,11 @@ def test_targets_pick_layers_by_name_and_a_wrong_name_is_refused_with_the_right_
 
 def test_the_matrices_are_computed_from_the_seed_and_from_nothing_else():
     torch.manual_seed(1)
-    first = learned(adapted(tiny_llama(260, 256), seed=3))
+    first = trainable_parameters(adapted(tiny_llama(260, 256), seed=3))
     torch.manual_seed(2)
     torch.rand(5)
-    second = learned(adapted(tiny_llama(260, 256), seed=3))
-    other = learned(adapted(tiny_llama(260, 256), seed=4))
+    second = trainable_parameters(adapted(tiny_llama(260, 256), seed=3))
+    other = trainable_parameters(adapted(tiny_llama(260, 256), seed=4))
     assert all(torch.equal(first[name], second[name]) for name in first)
     a = [name for name in first if "lora_A" in name]
     assert not any(torch.equal(first[name], other[name]) for name in a)
@@ -143,7 +150,7 @@ def test_the_matrices_are_computed_from_the_seed_and_from_nothing_else():
 
 def test_matrices_on_a_bfloat16_base_are_float32():
     model = adapted(make_family("llama").bfloat16())
-    assert {weight.dtype for weight in learned(model).values()} == {torch.float32}
+    assert {weight.dtype for weight in trainable_parameters(model).values()} == {torch.float32}
     assert model.dtype == torch.bfloat16
 
 
@@ -167,9 +174,9 @@ def test_a_snapshot_shares_the_base_and_keeps_the_adapter():
     before = actor.log_probs(sequences, mask)
     alone = unique_bytes(actor.model)
     snapshot = actor.snapshot()
-    extra = sum(weight.nbytes for weight in learned(actor.model).values())
+    extra = sum(weight.nbytes for weight in trainable_parameters(actor.model).values())
     assert unique_bytes(actor.model, snapshot.model) <= alone + extra + 1000
-    for weight in learned(actor.model).values():
+    for weight in trainable_parameters(actor.model).values():
         weight.data.mul_(3)
     assert torch.equal(snapshot.log_probs(sequences, mask), before)
     assert not torch.equal(actor.log_probs(sequences, mask), before)
@@ -184,7 +191,7 @@ def test_full_kl_and_its_gradient_are_those_of_a_reference_of_its_own():
     def measured(reference):
         states = actor.states(sequences)
         kl = reference.full_kl(actor, states, sequences, mask)
-        gradients = torch.autograd.grad(kl.sum(), list(learned(model).values()))
+        gradients = torch.autograd.grad(kl.sum(), list(trainable_parameters(model).values()))
         return [kl.detach(), *gradients]
 
     shared = measured(AdapterOffReference(actor))
@@ -205,7 +212,7 @@ def test_a_gradient_reaches_the_matrices_through_a_pass_with_the_adapter_off():
         log_probs, _ = read_out(actor, sequences, mask)
         between(log_probs)
         log_probs.sum().backward()
-        found = [weight.grad.clone() for weight in learned(model).values()]
+        found = [weight.grad.clone() for weight in trainable_parameters(model).values()]
         model.zero_grad(set_to_none=True)
         return found
 
@@ -220,16 +227,18 @@ def test_the_critics_head_learns_beside_its_adapter():
     model = tiny_llama(260, 256)
     add_adapter(model, LoraSection(rank=2), 0, "critic")
     critic = Critic(model, 1000)
-    names = learned(critic)
+    names = trainable_parameters(critic)
     assert {"head.weight", "head.bias"} <= set(names)
     assert all("lora_" in name or name.startswith("head.") for name in names)
     saved = {name: torch.randn_like(weight) for name, weight in names.items()}
-    load_learned(critic, saved)
-    assert all(torch.equal(weight, saved[name]) for name, weight in learned(critic).items())
+    load_trainable_parameters(critic, saved)
+    assert all(
+        torch.equal(weight, saved[name]) for name, weight in trainable_parameters(critic).items()
+    )
 
 
 def test_weights_that_do_not_belong_are_not_loaded():
     model = adapted(make_family("llama"), targets=["q_proj"])
-    other = learned(adapted(make_family("llama"), targets=["k_proj"]))
+    other = trainable_parameters(adapted(make_family("llama"), targets=["k_proj"]))
     with pytest.raises(RuntimeError, match="others than those saved"):
-        load_learned(model, other)
+        load_trainable_parameters(model, other)

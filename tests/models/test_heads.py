@@ -146,6 +146,6 @@ def test_room_kept_on_one_device_is_not_lent_to_another():
     for device in ("cpu", "meta"):
         weight, states = (torch.zeros(n, 4, device=device, requires_grad=True) for n in (9, 3))
         ids = torch.zeros(3, dtype=torch.long, device=device)
-        log_probs, _ = token_log_probs.ReadTokens.apply(states, weight, None, ids, 1.0, True)
+        log_probs, _ = token_log_probs.FusedLogProbs.apply(states, weight, None, ids, 1.0, True)
         log_probs.sum().backward()
         assert weight.grad.device.type == device

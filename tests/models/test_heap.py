@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tether.support.memory import WORTH_GIVING_BACK, give_back
+from tether.support.memory import WORTH_GIVING_BACK, return_freed_memory
 
 
 def resident() -> int:
@@ -22,8 +22,8 @@ def test_holes_of_freed_weights_are_given_back():
     assert size >= WORTH_GIVING_BACK
     del weights
     before = resident()
-    give_back(WORTH_GIVING_BACK - 1)
+    return_freed_memory(WORTH_GIVING_BACK - 1)
     assert before - resident() < size / 4
-    give_back(size)
+    return_freed_memory(size)
     assert before - resident() > 0.8 * size
     assert all(bool((weight == 1).all()) for weight in stay)

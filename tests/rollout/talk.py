@@ -4,7 +4,7 @@ from tether.config import RolloutSection
 from tether.models.loading import Vocabulary
 from tether.rollout.sampler import Done
 from tether.rollout.tools.tool import Tool, Toolbox
-from tether.rollout.turn_tokens import Speech
+from tether.rollout.turn_tokens import TurnTokenizer
 from tether.rollout.turns import MultiTurn
 
 
@@ -24,8 +24,8 @@ OTHER = Tool("other", "<other>{}</other>", "<result>{}</result>", echo, 5.0)
 def episode(tokenizer, tools=(ECHO, OTHER), **fields) -> MultiTurn:
     toolbox = Toolbox(tools)
     eos_ids = frozenset([tokenizer.eos_token_id])
-    speech = Speech(tokenizer, eos_ids, toolbox.end_marks)
-    return MultiTurn([1, 2], toolbox, speech, settings(**fields))
+    turn_tokens = TurnTokenizer(tokenizer, eos_ids, toolbox.end_marks)
+    return MultiTurn([1, 2], toolbox, turn_tokens, settings(**fields))
 
 
 def vocabulary(tokenizer) -> Vocabulary:
@@ -35,7 +35,7 @@ def vocabulary(tokenizer) -> Vocabulary:
 def say(episode: MultiTurn, text: str) -> str | None:
     """Feed the text until a turn ends: the observation as text, or None where it was Done.
     What was left to say is kept in `episode.unsaid`."""
-    tokenizer = episode.speech.tokenizer
+    tokenizer = episode.turn_tokens.tokenizer
     ids = tokenizer(text, add_special_tokens=False).input_ids
     for at, token in enumerate(ids):
         if episode.take(token):

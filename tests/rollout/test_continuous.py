@@ -11,7 +11,7 @@ from models.families import FAMILIES, make_family
 from tether.config import LoraSection
 from tether.models import cpu_matmul
 from tether.models.kv_cache import SlotCache
-from tether.models.lora import add_adapter, learned
+from tether.models.lora import add_adapter, trainable_parameters
 from tether.rollout import local
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Done, Draw, Greedy, Observe, SingleTurn
@@ -146,7 +146,7 @@ def test_rows_with_observations_of_any_length_run_at_their_own_pace(tiny_model, 
 def test_an_adapter_is_merged_for_the_rollout_and_the_base_is_untouched():
     model = tiny_llama(260, 256)
     add_adapter(model, LoraSection(rank=4, alpha=16.0), 3, "actor")
-    for name, weight in learned(model).items():
+    for name, weight in trainable_parameters(model).items():
         if "lora_B" in name:
             weight.data = 0.1 * torch.randn(
                 weight.shape, generator=torch.Generator().manual_seed(5)

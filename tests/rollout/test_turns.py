@@ -14,7 +14,7 @@ from tether.rollout.sampler import Done, Draw, Observe
 from tether.rollout.tool_calls import Refused
 from tether.rollout.tools.build import build_turns
 from tether.rollout.tools.tool import Tool, Toolbox, as_tool
-from tether.rollout.turn_tokens import Speech
+from tether.rollout.turn_tokens import TurnTokenizer
 from tether.rollout.turns import MultiTurn, answer_all
 from tether.types import Prompts
 
@@ -79,10 +79,10 @@ def test_characters_split_over_tokens_reach_the_tool_whole(byte_tokenizer):
 
 
 def test_an_end_mark_that_is_itself_split_inside_a_character_is_found(byte_tokenizer):
-    speech = Speech(byte_tokenizer, frozenset(), ["。"])
+    turn_tokens = TurnTokenizer(byte_tokenizer, frozenset(), ["。"])
     ids = byte_tokenizer("好。", add_special_tokens=False).input_ids
     assert len(ids) == 6
-    assert speech.may_end(ids[-1])
+    assert turn_tokens.may_end(ids[-1])
 
 
 def test_tags_in_an_observation_call_nothing(byte_tokenizer):
@@ -301,8 +301,8 @@ def test_a_sampled_row_with_a_tool_is_as_sampled(tiny_model, byte_tokenizer):
     patterns end with what a random model writes soon: any small letter."""
     ends = [chr(c) for c in range(ord("a"), ord("z") + 1)]
     toolbox = Toolbox([Tool(e, f"({e}{{}}{e}", "[{}]", lambda text: "seen", 5.0) for e in ends])
-    speech = Speech(byte_tokenizer, frozenset(), toolbox.end_marks)
-    rows = [MultiTurn([5, 9, i], toolbox, speech, settings(max_turns=3)) for i in range(6)]
+    turn_tokens = TurnTokenizer(byte_tokenizer, frozenset(), toolbox.end_marks)
+    rows = [MultiTurn([5, 9, i], toolbox, turn_tokens, settings(max_turns=3)) for i in range(6)]
     rollout = sample(tiny_model, [], limit=90, episodes=rows, choice=Draw(3, "t", 0))
     seen = byte_tokenizer("[", add_special_tokens=False).input_ids
     for number, row in enumerate(rows):

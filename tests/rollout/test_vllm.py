@@ -28,7 +28,7 @@ from transformers import (
 
 from tether.config import LoraSection
 from tether.errors import RunStopped, UserError
-from tether.models.lora import add_adapter, learned
+from tether.models.lora import add_adapter, trainable_parameters
 from tether.ppo.roles import build_roles
 from tether.rollout import vllm
 from tether.rollout.engine import EngineSampler, Request
@@ -84,7 +84,7 @@ def test_weights_have_a_checkpoint_s_names_and_an_adapter_is_merged():
     assert plain["lm_head.weight"].equal(plain["model.embed_tokens.weight"])  # tied, yet named
     add_adapter(model, LoraSection(rank=2, alpha=4.0), 0, "actor")
     with torch.no_grad():
-        for weight in learned(model).values():
+        for weight in trainable_parameters(model).values():
             weight.normal_()
     merged = {name: x.clone() for name, x in vllm.named_weights(model)}
     assert merged.keys() == plain.keys()
@@ -311,7 +311,7 @@ def test_an_adapter_is_sampled_with(engines):
     before = both(engines("VllmProcess", "smollm2"), model, singles, Greedy(), frozenset())[1]
     add_adapter(model, LoraSection(rank=4), 0, "actor")
     with torch.no_grad():
-        for weight in learned(model).values():
+        for weight in trainable_parameters(model).values():
             weight.normal_(std=0.3)
     local, ours = both(engines("VllmProcess", "smollm2"), model, singles, Greedy(), frozenset())
     assert texts(ours) == texts(local)

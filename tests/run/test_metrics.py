@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tether.run.metrics import Level, Max, Mean, Meter, Sum
+from tether.run.metrics import Last, Max, Mean, Meter, Sum
 
 
 def test_a_mean_weighs_tokens_and_not_batches():
@@ -18,7 +18,7 @@ def test_a_mean_weighs_tokens_and_not_batches():
         (Sum(2), Sum(3), 5.0),
         (Max(2), Max(torch.tensor(3.0)), 3.0),
         (Max(4), Max(3), 4.0),
-        (Level(2), Level(1), 1.0),
+        (Last(2), Last(1), 1.0),
         (Mean(0, 0), Mean(0, 0), 0.0),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tether.ppo.result import first_controls
 from tether.ppo.updates import actor, minibatches
 from tether.ppo.updates.actor import update_critic
-from tether.ppo.updates.minibatches import Walk, row_slices
+from tether.ppo.updates.minibatches import MinibatchSchedule, row_slices
 
 WHOLE = {
     "model__dtype": "float64",
@@ -176,8 +176,8 @@ def test_approx_kl_is_the_old_policys_divergence_from_the_new(build_whole, monke
     assert report.meter.values()["actor/approx_kl"] == pytest.approx(expected)
 
 
-def walk(minibatch_rows: int, epochs: int, seed: int = 0, iteration: int = 0) -> Walk:
-    return Walk("actor", seed, iteration, epochs, minibatch_rows, 99, "token_mean", 12)
+def walk(minibatch_rows: int, epochs: int, seed: int = 0, iteration: int = 0) -> MinibatchSchedule:
+    return MinibatchSchedule("actor", seed, iteration, epochs, minibatch_rows, 99, "token_mean", 12)
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 4), st.integers(0, 99))

@@ -30,7 +30,7 @@ def shape_rewards(
 SPREAD_FLOOR = 1e-6
 
 
-def what_follows(
+def bootstrap_values(
     values_after: Float[Tensor, " rows"], truncated: Bool[Tensor, " rows"], rule: str
 ) -> Float[Tensor, " rows"]:
     """The value after each response's last token: 0 once it has ended. A truncated one is worth

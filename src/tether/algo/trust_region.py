@@ -45,7 +45,7 @@ def longest_step(
     return direction * torch.sqrt(2 * max_kl / (direction @ image))
 
 
-class Landing(NamedTuple):
+class LineSearchResult(NamedTuple):
     """Where a line search ended: the share of the full step taken (0 = refused), after `tries`."""
 
     share: float
@@ -54,7 +54,7 @@ class Landing(NamedTuple):
 
 def line_search(
     measure: Callable[[float], tuple[float, float]], max_kl: float, backtracks: int, ratio: float
-) -> Landing:
+) -> LineSearchResult:
     """The longest share of the step with KL <= max_kl and a better surrogate than at 0.
 
     `measure(share)` gives (surrogate, KL) there; share 0 is measured by the same code.
@@ -64,5 +64,5 @@ def line_search(
         share = ratio**attempt
         surrogate, kl = measure(share)
         if kl <= max_kl and surrogate > surrogate_before:  # False for NaN
-            return Landing(share, attempt + 1)
-    return Landing(0.0, backtracks + 1)
+            return LineSearchResult(share, attempt + 1)
+    return LineSearchResult(0.0, backtracks + 1)

@@ -8,25 +8,25 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tether.dist.liveness import waiting
+from tether.dist.liveness import naming_lost_processes
 from tether.dist.wire import pack, unpack
 from tether.dist.world import world
 
 T = TypeVar("T")
 
 
-def total(tensor: Tensor) -> Tensor:
+def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all replicas of a tensor that each has a part of."""
     here = world()
     if here.replicas == 1:
         return tensor
-    with waiting():
+    with naming_lost_processes():
         tensor = tensor.clone()
         torch_dist.all_reduce(tensor, group=here.mesh["data"].get_group())
     return tensor
 
 
-def total_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Every replica's gradients become their sum; FSDP has done so for those that it shards."""
     here = world()
     if here.replicas == 1:
@@ -35,7 +35,7 @@ def total_gradients(parameters: Iterable[nn.Parameter]) -> None:
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in whole]
     if not gradients:
         return
-    flat = total(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    flat = all_reduce_sum(torch.cat([gradient.reshape(-1) for gradient in gradients]))
     pieces = flat.split([gradient.numel() for gradient in gradients])
     for parameter, piece in zip(whole, pieces, strict=True):
         parameter.grad = piece.view_as(parameter)
@@ -46,7 +46,7 @@ def gather(mine: T) -> list[T]:
     here = world()
     if here.size == 1:
         return [mine]
-    with waiting():
+    with naming_lost_processes():
         return [unpack(content) for content in _gather_bytes(pack(mine), here.size)]
 
 
@@ -61,20 +61,20 @@ def gather_results(compute: Callable[[], T]) -> list[T]:
     return [result for result, _ in found]
 
 
-def from_first(compute: Callable[[], T]) -> T:
+def on_first_process(compute: Callable[[], T]) -> T:
     """What the first process computes, for all; if it fails, all fail with its error."""
     here = world()
     if here.size == 1:
         return compute()
     said = _attempt(compute) if here.is_first else None
-    with waiting():
+    with naming_lost_processes():
         result, error = unpack(_broadcast_bytes(pack(said) if here.is_first else b""))
     if error is not None:
         raise error
     return result
 
 
-def anyone(flag: bool) -> bool:
+def any_process(flag: bool) -> bool:
     """Whether it is so for one process at least."""
     return any(gather(flag))
 

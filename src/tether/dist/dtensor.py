@@ -15,21 +15,21 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from tether.dist.world import world
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """What this process holds of it, as a plain tensor over the same memory."""
     return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def own_parameter(parameter: nn.Parameter) -> nn.Parameter:
+def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
     """The same as a parameter that any optimizer takes; a plain one is itself."""
     if not isinstance(parameter, DTensor):
         return parameter
-    return nn.Parameter(own_part(parameter), requires_grad=parameter.requires_grad)
+    return nn.Parameter(local_shard(parameter), requires_grad=parameter.requires_grad)
 
 
-def in_parts(part: Tensor, like: Tensor) -> Tensor:
+def as_dtensor(part: Tensor, like: Tensor) -> Tensor:
     """A part that lies as this process's part of `like` does, such as of Adam's moments."""
-    if not isinstance(like, DTensor) or part.shape != own_part(like).shape:
+    if not isinstance(like, DTensor) or part.shape != local_shard(like).shape:
         return part
     return DTensor.from_local(
         part,
@@ -42,18 +42,18 @@ def in_parts(part: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gathered(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of it. Every process must ask for the same tensors in the same order."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     mesh, cut = world().mesh, _cut_in_layer(tensor)
     shape = _shape_in_layer(tensor.shape, cut, mesh["tensor"].size())
-    rows = _join(own_part(tensor), mesh["data"], Shard(0), shape)
+    rows = _join(local_shard(tensor), mesh["data"], Shard(0), shape)
     return rows if cut is None else _join(rows, mesh["tensor"], cut, tensor.shape)
 
 
 @torch.no_grad()
-def part_like(whole: Tensor, like: Tensor) -> Tensor:
+def shard_like(whole: Tensor, like: Tensor) -> Tensor:
     """This process's part of a whole tensor, cut as `like` is. Nothing is sent."""
     if not isinstance(like, DTensor) or whole.shape != like.shape:
         return whole
@@ -65,11 +65,11 @@ def part_like(whole: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def put(weight: Tensor, whole: Tensor) -> None:
+def copy_from_full(weight: Tensor, whole: Tensor) -> None:
     """Write a whole tensor into a weight, wherever its parts lie."""
     if whole.shape != weight.shape:
         raise RuntimeError(f"a weight is {tuple(weight.shape)}, what was saved {tuple(whole.shape)}")
-    own_part(weight).copy_(part_like(whole, weight))
+    local_shard(weight).copy_(shard_like(whole, weight))
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -77,7 +77,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     groups: dict[tuple[str, ...], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            groups.setdefault(_cut_over(parameter), []).append(own_part(parameter.grad))
+            groups.setdefault(_cut_over(parameter), []).append(local_shard(parameter.grad))
     if groups.keys() <= {()}:
         return nn.utils.get_total_norm(groups.get((), []))
     squares = []

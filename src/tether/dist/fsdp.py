@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tether.dist.dtensor import gathered
+from tether.dist.dtensor import full_tensor
 from tether.dist.tensor_parallel import share_layers
 from tether.dist.world import world
 
@@ -53,21 +53,21 @@ def shard(
 
 
 @torch.no_grad()
-def whole(model: nn.Module) -> nn.Module:
+def unsharded_model(model: nn.Module) -> nn.Module:
     """The model with whole weights as they are now; one that is not spread is that itself. Every
     process must ask for it."""
     plain = _plain.get(model)
     if plain is None:
         return model
-    let_go()
+    release_gathered()
     weights = dict(plain.named_parameters())
     for name, weight in model.named_parameters():
         if weight.requires_grad:  # the others have never moved
-            weights[name].copy_(gathered(weight))
+            weights[name].copy_(full_tensor(weight))
     return plain
 
 
-def let_go() -> None:
+def release_gathered() -> None:
     """Drop what a pass without gradients has gathered and left: no backward pass will."""
     for root in _roots:
         root.reset_iter_state()
@@ -82,7 +82,7 @@ def _call_through(root: nn.Module, trunk: nn.Module) -> None:
 
 def _set_up(root: nn.Module) -> None:
     """FSDP sets itself up in the first pass; here it is one over nothing, so what does not fit shows
-    before anything has run, and `let_go` may be called at any time."""
+    before anything has run, and `release_gathered` may be called at any time."""
     root.read_nothing = lambda: None
     register_fsdp_forward_method(root, "read_nothing")
     root.read_nothing()

@@ -15,7 +15,7 @@ ROLL_CALL_SECONDS = 5.0
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
+def naming_lost_processes() -> Iterator[None]:
     """Who keeps the others waiting too long, or is gone, is named by each that is left."""
     try:
         yield
@@ -26,7 +26,7 @@ def waiting() -> Iterator[None]:
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def reporting_exit_reason() -> Iterator[None]:
     """A process that ends for a reason of its own leaves it to the others."""
     try:
         yield

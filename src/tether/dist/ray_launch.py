@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from tether import __version__
 from tether.config import LaunchSection
 from tether.dist.ray_cluster import connected
-from tether.dist.ray_mailbox import Desk, Line, open_line
+from tether.dist.ray_mailbox import Mailbox, WorkerMailbox, open_mailbox
 from tether.dist.environment import launched_rank
 from tether.errors import OthersLost, RunStopped, UserError, one_line
 
@@ -50,7 +50,7 @@ class Unbegun(Exception):
 
 
 def run_on_ray(
-    work: Callable[[Line], T],
+    work: Callable[[WorkerMailbox], T],
     settings: LaunchSection,
     device: str,
     hear: Callable[..., None],
@@ -64,7 +64,7 @@ def run_on_ray(
     # In this order: whoever connects to Ray has its signal handlers replaced.
     with connected(settings.address, workers) as ray, signals:
         use_gpu = _wants_gpu(ray, device, workers)
-        desk = ray.remote(num_cpus=0)(Desk).remote()
+        desk = ray.remote(num_cpus=0)(Mailbox).remote()
         job = {"desk": desk, "work": work, "versions": versions(), "folder": os.getcwd()}
         fit = ray.remote(num_cpus=0, max_retries=0)(_fit)
         placed = fit.remote(job, settings.model_dump(), workers, use_gpu)
@@ -208,7 +208,7 @@ def _fit(job: dict[str, Any], launch: dict[str, Any], workers: int, use_gpu: boo
 def _work(job: dict[str, Any]) -> None:
     """In a worker. What the user or the run has to answer for ends it; after anything else, such
     as the loss of another worker, Ray starts all anew."""
-    line = open_line(job["desk"])
+    line = open_mailbox(job["desk"])
     line.arrive()
     try:
         _refuse_other_versions(job["versions"])

@@ -7,7 +7,7 @@ from typing import Any
 from tether.dist.environment import launched_rank
 
 
-class Desk:
+class Mailbox:
     """Lives in a process of its own for as long as the command does."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Desk:
         return self.kept
 
 
-class Line:
+class WorkerMailbox:
     """A worker's line to the desk."""
 
     def __init__(self, desk: Any) -> None:
@@ -70,17 +70,17 @@ class Line:
         return ray.get(answer)
 
 
-_line: Line | None = None
+_line: WorkerMailbox | None = None
 
 
-def open_line(desk: Any) -> Line:
+def open_mailbox(desk: Any) -> WorkerMailbox:
     """This process is a worker from here on."""
     global _line
-    _line = Line(desk)
+    _line = WorkerMailbox(desk)
     return _line
 
 
-def passed_on() -> signal.Signals | None:
+def forwarding_signals() -> signal.Signals | None:
     """The signal that the command behind this worker was sent; None where there is no such."""
     number = None if _line is None else _line.heard()
     return None if number is None else signal.Signals(number)

@@ -21,7 +21,7 @@ from tether.algo.losses import (
 )
 from tether.algo.masked import masked_mean, masked_sum, weighted_sum
 from tether.data.batching import length_mask
-from tether.ppo.updates.minibatches import Walk, row_slices
+from tether.ppo.updates.minibatches import MinibatchSchedule, row_slices
 
 NATS_A_BIT = math.log(2)
 
@@ -398,5 +398,5 @@ def sequence_lengths() -> list[float]:
 
 def optimizer_steps(rows: int, minibatch_rows: int, epochs: int) -> list[float]:
     """Counted by walking the slices as an update does."""
-    walk = Walk("actor", 0, 0, epochs, minibatch_rows, 1, "token_mean", 1)
+    walk = MinibatchSchedule("actor", 0, 0, epochs, minibatch_rows, 1, "token_mean", 1)
     return [float(sum(1 for _ in row_slices(rows, walk)))]

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from tether.support.memory import taken
+from tether.support.memory import allocated_bytes
 
 WORTH_IT = 2**16  # weights of a matrix; for smaller ones the call costs more than it gains
 
@@ -115,7 +115,7 @@ def packed_bytes(model: nn.Module, device: str) -> int:
     if device != "cpu" or not ON_BOARD:
         return 0
     layers = [module for module in model.modules() if _is_worth_packing(module)]
-    return sum(taken(layer.weight.nbytes, device) for layer in layers)
+    return sum(allocated_bytes(layer.weight.nbytes, device) for layer in layers)
 
 
 def _can_be_packed(module: nn.Module) -> bool:

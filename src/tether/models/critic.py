@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tether.models.forward import read_all, states_before_tokens, trunk
+from tether.models.forward import map_microbatches, states_before_tokens, trunk
 from tether.types import Sequences
 
 
@@ -43,7 +43,9 @@ class Critic(nn.Module):
         def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor, Tensor]:
             return before_and_after(self(part), part)
 
-        values, final_values = read_all(sequences, mask.shape[1], self.microbatch_tokens, read)
+        values, final_values = map_microbatches(
+            sequences, mask.shape[1], self.microbatch_tokens, read
+        )
         return torch.where(mask, values, 0.0), final_values
 
 

@@ -16,8 +16,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.data.batching import own_microbatches
-from tether.dist.collectives import total
-from tether.dist.fsdp import let_go
+from tether.dist.collectives import all_reduce_sum
+from tether.dist.fsdp import release_gathered
 from tether.models.kv_cache import SlotCache
 from tether.types import Sequences
 
@@ -102,7 +102,7 @@ def _recomputing(trunk: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def read_prompts(
+def prefill(
     trunk: nn.Module,
     cache: SlotCache,
     ids: Int[Tensor, "prompts length"],
@@ -117,7 +117,7 @@ def read_prompts(
 
 
 @torch.no_grad()
-def read_on(
+def decode_step(
     trunk: nn.Module,
     cache: SlotCache,
     ids: Int[Tensor, "rows length"],
@@ -203,7 +203,9 @@ Read = Callable[[Sequences, Int[Tensor, " some"]], tuple[Tensor, ...]]
 
 
 @torch.no_grad()
-def read_all(sequences: Sequences, width: int, max_tokens: int, read: Read) -> tuple[Tensor, ...]:
+def map_microbatches(
+    sequences: Sequences, width: int, max_tokens: int, read: Read
+) -> tuple[Tensor, ...]:
     """What `read` finds of each microbatch and its row numbers, a number a row or a number a
     response token, in the order of all rows and `width` columns."""
     whole: tuple[Tensor, ...] | None = None
@@ -218,8 +220,10 @@ def read_all(sequences: Sequences, width: int, max_tokens: int, read: Read) -> t
                 place = (part.rows,) if piece.ndim == 1 else (part.rows, slice(piece.shape[1]))
                 all_rows[place] = piece
     finally:
-        let_go()
-    return tuple(total(all_rows) for all_rows in whole)  # whoever has not read a row adds 0
+        release_gathered()
+    return tuple(
+        all_reduce_sum(all_rows) for all_rows in whole
+    )  # whoever has not read a row adds 0
 
 
 def _blank(rows: int, width: int, piece: Tensor) -> Tensor:

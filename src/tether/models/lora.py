@@ -16,10 +16,10 @@ from transformers.pytorch_utils import Conv1D
 
 from tether.algo.random import uniform
 from tether.config import LoraSection
-from tether.dist.dtensor import put
+from tether.dist.dtensor import copy_from_full
 from tether.errors import UserError
 from tether.models.forward import trunk
-from tether.support.memory import taken
+from tether.support.memory import allocated_bytes
 
 NAME = "default"  # peft's own; there is one adapter a model
 
@@ -89,7 +89,9 @@ def adapter_merged(model: PreTrainedModel) -> Iterator[None]:
 
 def merged_bytes(model: PreTrainedModel, device: str) -> int:
     """What `adapter_merged` takes beside the weights that it sets aside on a kind of device."""
-    return sum(taken(layer.get_base_layer().weight.nbytes, device) for layer in _layers(model))
+    return sum(
+        allocated_bytes(layer.get_base_layer().weight.nbytes, device) for layer in _layers(model)
+    )
 
 
 def merge_adapter(model: PreTrainedModel) -> None:
@@ -101,19 +103,19 @@ def merge_adapter(model: PreTrainedModel) -> None:
                 setattr(parent, name, child.get_base_layer())
 
 
-def learned(module: nn.Module) -> dict[str, Tensor]:
+def trainable_parameters(module: nn.Module) -> dict[str, Tensor]:
     """The weights that training moves, by name; tied ones once."""
     return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
 
 
-def load_learned(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_trainable_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put back what `learned` gave; the rest of the module is as it was loaded."""
-    weights = learned(module)
+    weights = trainable_parameters(module)
     if weights.keys() != tensors.keys():
         odd = min(weights.keys() ^ tensors.keys())
         raise RuntimeError(f"the weights that learn are others than those saved, such as {odd}")
     for name, weight in weights.items():
-        put(weight, tensors[name])
+        copy_from_full(weight, tensors[name])
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.models.forward import read_all, states_before_tokens, trunk
+from tether.models.forward import map_microbatches, states_before_tokens, trunk
 from tether.models.lora import adapter_off
 from tether.models.token_log_probs import (
     Head,
-    cells_at_once,
+    max_cached_cells,
     token_full_kl,
     token_log_probs_and_entropies,
 )
@@ -42,7 +42,7 @@ class Policy:
     @property
     def cells_at_once(self) -> int:
         """Response tokens of a microbatch whose probabilities can wait for the backward pass."""
-        return cells_at_once(self.head)
+        return max_cached_cells(self.head)
 
     def states(self, sequences: Sequences) -> Float[Tensor, "rows response width"]:
         """The state before each response token, with gradients."""
@@ -83,7 +83,7 @@ class Policy:
             log_probs, _ = self.read(self.states(part), part, mask[rows, : part.width])
             return (log_probs,)
 
-        (log_probs,) = read_all(sequences, mask.shape[1], self.microbatch_tokens, read)
+        (log_probs,) = map_microbatches(sequences, mask.shape[1], self.microbatch_tokens, read)
         return log_probs
 
 

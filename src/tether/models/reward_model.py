@@ -16,7 +16,7 @@ from transformers import (
 
 from tether.data.batching import length_mask, pad_right
 from tether.errors import UserError, one_line
-from tether.models.forward import read_all, states_before_tokens, trunk
+from tether.models.forward import map_microbatches, states_before_tokens, trunk
 from tether.models.loading import DTYPES, find_model, refuse_unfounded
 from tether.types import Sequences
 
@@ -48,7 +48,7 @@ class RewardModel:
     def scores(self, dialogues: Sequence[Sequence[int]]) -> Float[Tensor, " rows"]:
         """Scores, microbatch by microbatch."""
         whole = whole_rows(dialogues, self.model.device)
-        (scores,) = read_all(
+        (scores,) = map_microbatches(
             whole, 0, self.microbatch_tokens, lambda part, rows: (self._read(part),)
         )
         return scores

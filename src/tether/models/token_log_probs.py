@@ -47,21 +47,21 @@ def token_log_probs_and_entropies(
     """log pi(id) and the exact entropy -sum p log p of each True cell; 0 elsewhere."""
     chunks = list(
         zip(
-            states[mask].split(cells_at_once(head)),
-            ids[mask].split(cells_at_once(head)),
+            states[mask].split(max_cached_cells(head)),
+            ids[mask].split(max_cached_cells(head)),
             strict=True,
         )
     )
     keep = len(chunks) == 1
     parts = [
-        ReadTokens.apply(states, head.weight, head.bias, ids, temperature, keep)
+        FusedLogProbs.apply(states, head.weight, head.bias, ids, temperature, keep)
         for states, ids in chunks
     ]
     log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
     return _in_place(log_probs, mask), _in_place(entropies, mask)
 
 
-class ReadTokens(torch.autograd.Function):
+class FusedLogProbs(torch.autograd.Function):
     """log p(id) and the entropy of some cells, with the softmax's derivative in closed form.
 
     Autograd would keep half a dozen tensors of cells x vocabulary. Here there are the
@@ -195,7 +195,7 @@ def token_full_kl(
     return _in_place(torch.cat(parts), mask)
 
 
-def cells_at_once(head: Head) -> int:
+def max_cached_cells(head: Head) -> int:
     """How many cells' probabilities can wait for the backward pass."""
     return max(1, CHUNK_LOGITS // head.out_features)
 

@@ -16,8 +16,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface
 
 from tether.models.forward import all_states
-from tether.models.token_log_probs import Head, ReadTokens, cells_at_once
-from tether.support.memory import taken
+from tether.models.token_log_probs import FusedLogProbs, Head, max_cached_cells
+from tether.support.memory import allocated_bytes
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def _read(reader: Reader, batch: Batch) -> Float[Tensor, ""]:
 
 
 def _log_probs(head: Head, states: Float[Tensor, "cells width"]) -> Float[Tensor, " cells"]:
-    chunks = states.split(cells_at_once(head))
+    chunks = states.split(max_cached_cells(head))
     parts = []
     for chunk in chunks:
         ids = torch.zeros(len(chunk), dtype=torch.long)
         keep = len(chunks) == 1
-        parts.append(ReadTokens.apply(chunk, head.weight, head.bias, ids, 1.0, keep)[0])
+        parts.append(FusedLogProbs.apply(chunk, head.weight, head.bias, ids, 1.0, keep)[0])
     return torch.cat(parts)
 
 
@@ -128,7 +128,7 @@ class _Alive(TorchDispatchMode):
     def _count(self, storage: torch.UntypedStorage) -> None:
         if storage in self.seen:
             return
-        size = taken(storage.nbytes(), self.device)
+        size = allocated_bytes(storage.nbytes(), self.device)
         self.seen[storage] = None
         self.now += size
         self.peak = max(self.peak, self.now)

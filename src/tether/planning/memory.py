@@ -7,7 +7,7 @@ from tether.config import PenaltyUpdate, TrpoUpdate
 from tether.models.cpu_matmul import packed_bytes
 from tether.models.forward import trunk
 from tether.models.lora import merged_bytes
-from tether.models.token_log_probs import cells_at_once
+from tether.models.token_log_probs import max_cached_cells
 from tether.planning.dry_run import Batch, Reader, peak_of_learning, peak_of_reading
 from tether.planning.workload import Demand, Learner
 from tether.rollout.local import PREFILL_TOKENS
@@ -116,7 +116,7 @@ def _room(d: Demand) -> list[Part]:
     if d.device != "cpu":
         return []
     head, batch = d.networks.actor.get_output_embeddings(), d.microbatch("actor")
-    cells = min(batch.rows * batch.response, cells_at_once(head))
+    cells = min(batch.rows * batch.response, max_cached_cells(head))
     size = cells * head.out_features * _float_bytes(d)
     return [Part("room for probabilities", size, f"{cells} x {head.out_features} of the actor's")]
 

@@ -19,9 +19,9 @@ from tether.config import Config, LoraSection
 from tether.models.critic import Critic
 from tether.models.forward import recompute_in_backward
 from tether.models.loading import outline
-from tether.models.lora import learned, place_adapter
+from tether.models.lora import place_adapter, trainable_parameters
 from tether.models.policy import FrozenReference
-from tether.models.token_log_probs import cells_at_once
+from tether.models.token_log_probs import max_cached_cells
 from tether.planning.dry_run import Batch
 from tether.ppo.roles import Roles
 from tether.rewards.learned import LearnedScorer
@@ -108,7 +108,7 @@ def size_of(module: nn.Module | None) -> Size:
     if module is None:
         return Size()
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
-    weights, moved = list(module.parameters()), learned(module).values()
+    weights, moved = list(module.parameters()), trainable_parameters(module).values()
     inside = {id(weight): weight for layer in layers for weight in layer.parameters()}
     matrices = {id(weight) for weight in inside.values() if weight.ndim > 1}
     return Size(
@@ -218,7 +218,7 @@ class Demand:
         rows = math.ceil(self.step_rows(role) / self.replicas)
         if role == "critic":
             return self._batch(rows, c.critic.microbatch_tokens)
-        cells = cells_at_once(self.networks.actor.get_output_embeddings())
+        cells = max_cached_cells(self.networks.actor.get_output_embeddings())
         rows = min(rows, max(1, cells // c.rollout.max_response_tokens))
         return self._batch(rows, c.actor.microbatch_tokens)
 

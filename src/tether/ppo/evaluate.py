@@ -14,7 +14,7 @@ from tether.errors import UserError
 from tether.models.loading import Vocabulary, load_vocabulary_alone
 from tether.ppo.result import call_events, calls_made, refuse_failing_tools
 from tether.ppo.roles import Roles, build_scorer, pick_device
-from tether.ppo.scoring import Judges, response_texts, score_record, score_responses
+from tether.ppo.scoring import ScoringContext, response_texts, score_record, score_responses
 from tether.rewards.functions import Reward
 from tether.rewards.parts import columns_wanted
 from tether.rewards.scorers import Scorer
@@ -114,7 +114,7 @@ def judge(
     greedy: Rollout,
     sampled: Rollout,
     kl: float | None,
-    judges: Judges,
+    judges: ScoringContext,
     config: Config,
 ) -> tuple[Evaluation, list[Event]]:
     """The scores of both kinds of responses, and what went wrong on the way to them."""
@@ -143,7 +143,7 @@ def _responses(
     iteration: int,
     prompts: Prompts,
     said: Mapping[str, tuple[Rollout, Scores]],
-    judges: Judges,
+    judges: ScoringContext,
 ) -> list[dict[str, Any]]:
     """Return one object per held-out prompt: the response of each kind, and its score."""
     texts = {
@@ -198,7 +198,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class EndpointEvaluation:
     """What it takes to ask a model and to score its answers."""
 
     vocabulary: Vocabulary
@@ -207,7 +207,7 @@ class Elsewhere:
     reward: Scorer
 
 
-def build_elsewhere(config: Config, reward: Reward | None = None) -> Elsewhere:
+def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> EndpointEvaluation:
     """Held-out prompts in the words of `model.actor`'s tokenizer; its weights are not read."""
     if config.data.heldout is None:
         raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
@@ -215,10 +215,12 @@ def build_elsewhere(config: Config, reward: Reward | None = None) -> Elsewhere:
     columns = columns_wanted(config.reward, reward)
     prompts = load_prompts(config.data.heldout, config.data, vocabulary.tokenizer, columns, None)
     scorer = build_scorer(config, reward, prompts, pick_device(config.device))
-    return Elsewhere(vocabulary, prompts, build_turns(config.rollout, vocabulary).episodes, scorer)
+    return EndpointEvaluation(
+        vocabulary, prompts, build_turns(config.rollout, vocabulary).episodes, scorer
+    )
 
 
-def evaluate_elsewhere(endpoint: Endpoint, here: Elsewhere, config: Config) -> Evaluation:
+def evaluate_endpoint(endpoint: Endpoint, here: EndpointEvaluation, config: Config) -> Evaluation:
     """One greedy and one sampled response a prompt, as `evaluate` does with the actor."""
     rollout, prompts = config.rollout, here.prompts.first(config.train.eval_prompts)
     limits = rollout.max_response_tokens, rollout.temperature

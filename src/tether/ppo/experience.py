@@ -16,10 +16,10 @@ from tether.algo.importance import (
 from tether.config import Config
 from tether.data.batching import join, length_mask
 from tether.models.critic import before_and_after
-from tether.models.forward import read_all, states_before_tokens
+from tether.models.forward import map_microbatches, states_before_tokens
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
-from tether.run.metrics import Event, Level, Meter
+from tether.run.metrics import Event, Last, Meter
 from tether.types import Experience, Rollout, Scores, Sequences
 
 Read = tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"], Float[Tensor, " rows"]]
@@ -51,7 +51,7 @@ def _read_once(sequences: Sequences, mask: Bool[Tensor, "rows response"], roles:
         log_probs, _ = actor.read(states[:, :-1], part, mask[rows, : part.width])
         return log_probs, *before_and_after(critic.read(states), part)
 
-    log_probs, values, final_values = read_all(
+    log_probs, values, final_values = map_microbatches(
         sequences, mask.shape[1], actor.microbatch_tokens, read
     )
     return log_probs, torch.where(mask, values, 0.0), final_values
@@ -89,7 +89,7 @@ def finite_rows(
     return (x.isfinite() | ~mask).all(dim=1)
 
 
-def keep(mask: Bool[Tensor, "rows response"], *tensors: Tensor) -> tuple[Tensor, ...]:
+def zero_masked(mask: Bool[Tensor, "rows response"], *tensors: Tensor) -> tuple[Tensor, ...]:
     """The True cells as they are, 0 elsewhere."""
     return tuple(torch.where(mask, x, 0.0) for x in tensors)
 
@@ -129,6 +129,6 @@ def record_mismatch(meter: Meter, rollout: Rollout, experience: Experience, conf
     d = mismatch(experience.old_log_probs, rollout.rollout_log_probs, mask)
     by_row = config.rollout.corrected_by.kind == "sequence"
     share = effective_share(d.sum(dim=1), mask.any(dim=1)) if by_row else effective_share(d, mask)
-    meter.record("rollout/log_prob_diff_mean", Level(mean_gap(d, mask)))
-    meter.record("rollout/mismatch_kl", Level(mismatch_kl(d, mask)))
-    meter.record("rollout/effective_share", Level(share))
+    meter.record("rollout/log_prob_diff_mean", Last(mean_gap(d, mask)))
+    meter.record("rollout/mismatch_kl", Last(mismatch_kl(d, mask)))
+    meter.record("rollout/effective_share", Last(share))

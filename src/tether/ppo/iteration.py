@@ -1,6 +1,11 @@
 """One iteration of PPO, whole, in the order in which the data flows."""
 
-from tether.algo.advantages import estimate_advantages, place_scores, shape_rewards, what_follows
+from tether.algo.advantages import (
+    bootstrap_values,
+    estimate_advantages,
+    place_scores,
+    shape_rewards,
+)
 from tether.algo.kl import estimate_kl
 from tether.algo.masked import masked_moments, whiten
 from tether.config import Config
@@ -9,9 +14,9 @@ from tether.dist.interrupt import Interrupt
 from tether.ppo.experience import (
     correct,
     drop_non_finite_rows,
-    keep,
     mask_states,
     read_before_updates,
+    zero_masked,
 )
 from tether.ppo.result import (
     Clock,
@@ -64,7 +69,7 @@ def run_iteration(
     numbers = rollout.rollout_log_probs, old_log_probs, ref_log_probs, values, values_after
     scores, unreadable = drop_non_finite_rows(scores, mask, *numbers)
     mask = mask & scores.usable[:, None]
-    old_log_probs, ref_log_probs, values = keep(mask, old_log_probs, ref_log_probs, values)
+    old_log_probs, ref_log_probs, values = zero_masked(mask, old_log_probs, ref_log_probs, values)
     clock.lap("forward")
 
     # The score lands on the last token; every token pays for leaving the reference.
@@ -74,7 +79,7 @@ def run_iteration(
     check_rewards_add_up(token_level_rewards, scores, kl, controls.beta)
 
     # Was each token better than the critic expected? Returns teach it, advantages the actor.
-    final_values = what_follows(values_after, rollout.truncated, config.advantage.truncation)
+    final_values = bootstrap_values(values_after, rollout.truncated, config.advantage.truncation)
     advantages = estimate_advantages(
         config.advantage.estimator,
         token_level_rewards,

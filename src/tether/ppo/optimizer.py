@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from tether.dist.collectives import total_gradients
-from tether.dist.dtensor import gradient_norm, in_parts, own_parameter, own_part, part_like
+from tether.dist.collectives import all_reduce_gradients
+from tether.dist.dtensor import as_dtensor, gradient_norm, local_parameter, local_shard, shard_like
 
 
 def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
@@ -35,7 +35,7 @@ class Optimizer:
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         self.parameters = list(parameters)
-        self.own = [own_parameter(parameter) for parameter in self.parameters]
+        self.own = [local_parameter(parameter) for parameter in self.parameters]
         self.lr = lr
         self.max_grad_norm = max_grad_norm
         self.adam = torch.optim.AdamW(
@@ -49,7 +49,7 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Adam's moments and step counts by the parameter's place in the list."""
         return {
-            f"{i}.{name}": in_parts(tensor, parameter)
+            f"{i}.{name}": as_dtensor(tensor, parameter)
             for i, (parameter, own) in enumerate(zip(self.parameters, self.own, strict=True))
             for name, tensor in self.adam.state[own].items()
         }
@@ -58,7 +58,7 @@ class Optimizer:
         for key, tensor in tensors.items():
             place, _, name = key.partition(".")
             parameter, own = self.parameters[int(place)], self.own[int(place)]
-            self.adam.state[own][name] = part_like(tensor, parameter).to(own.device)
+            self.adam.state[own][name] = shard_like(tensor, parameter).to(own.device)
 
     def drop(self) -> None:
         """Forget the gradients without a step."""
@@ -67,10 +67,10 @@ class Optimizer:
 
     def step(self) -> Tensor:
         """Apply the gradients and clear them; the norm before clipping, finite or not."""
-        total_gradients(self.parameters)
+        all_reduce_gradients(self.parameters)
         norm = gradient_norm(self.parameters)
         for parameter, own in zip(self.parameters, self.own, strict=True):
-            own.grad = None if parameter.grad is None else own_part(parameter.grad)
+            own.grad = None if parameter.grad is None else local_shard(parameter.grad)
         nn.utils.clip_grads_with_norm_(self.own, self.max_grad_norm, norm)
         if bool(norm.isfinite()):
             self.adam.step()

@@ -15,7 +15,7 @@ from tether.config import Config, PenaltyUpdate
 from tether.errors import RunStopped
 from tether.ppo.experience import record_mismatch
 from tether.ppo.updates.minibatches import Report
-from tether.run.metrics import Event, Level, Max, Mean, Meter
+from tether.run.metrics import Event, Last, Max, Mean, Meter
 from tether.types import Experience, Moments, Prompts, Rollout, Scores
 
 
@@ -71,7 +71,7 @@ class Outcome:
     seconds: Mapping[str, float]
 
     @property
-    def is_barren(self) -> bool:
+    def no_progress(self) -> bool:
         """A role took no step, and numbers that were not finite are why."""
         lost = any(event.kind.startswith("non_finite") for event in self.events)
         return lost and any(
@@ -89,7 +89,7 @@ class Outcome:
         meter = Meter()
         scored = self.scores.scored
         meter.record("score/mean", Mean(scores.sum(), scored.sum()))
-        meter.record("score/std", Level(scores[scored].std() if scored.sum() > 1 else 0.0))
+        meter.record("score/std", Last(scores[scored].std() if scored.sum() > 1 else 0.0))
         for name, numbers in self.scores.parts.items():
             meter.record(f"score/part/{name}", Mean(numbers.sum(), scored.sum()))
         meter.record("response/length_mean", Mean(mask.sum(), rows))
@@ -108,10 +108,10 @@ class Outcome:
             kl = k1(e.old_log_probs, e.ref_log_probs, mask).sum()
             meter.record("kl/token_mean", Mean(kl, tokens))
             meter.record("kl/sequence_mean", Mean(kl, rows))
-            meter.record("kl/coef", Level(self.controls.beta))
+            meter.record("kl/coef", Last(self.controls.beta))
         meter.record("reward/mean", Mean(e.token_level_rewards.sum(), rows))
-        meter.record("advantage/mean", Level(self.moments.mean))
-        meter.record("advantage/std", Level(self.moments.variance.sqrt()))
+        meter.record("advantage/mean", Last(self.moments.mean))
+        meter.record("advantage/std", Last(self.moments.variance.sqrt()))
         if config.advantage.by_group:
             samples = config.rollout.samples_per_prompt
             alike, usable_groups = (
@@ -122,9 +122,9 @@ class Outcome:
         if config.has_critic:
             explained = explained_variance(e.values, e.returns, mask)
             meter.record("value/mean", Mean(masked_sum(e.values, mask), tokens))
-            meter.record("critic/explained_variance", Level(explained))
+            meter.record("critic/explained_variance", Last(explained))
         if isinstance(config.actor.update, PenaltyUpdate):
-            meter.record("actor/penalty_coef", Level(self.controls.penalty_coef))
+            meter.record("actor/penalty_coef", Last(self.controls.penalty_coef))
         return {**meter.values(), **self.critic.meter.values(), **self.actor.meter.values()}
 
     def next_controls(self, metrics: Mapping[str, float], config: Config) -> Controls:

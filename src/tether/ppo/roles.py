@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from tether.config import Config, DataFile, LoraSection
 from tether.data.chat_templates import asks_for_date, fix_date
 from tether.data.prompts import PromptSet, Reading, load_prompts
-from tether.dist.collectives import from_first
+from tether.dist.collectives import on_first_process
 from tether.dist.fsdp import shard
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device
@@ -24,7 +24,7 @@ from tether.models.loading import (
     load_trunk,
     load_vocabulary,
 )
-from tether.models.lora import add_adapter, learned
+from tether.models.lora import add_adapter, trainable_parameters
 from tether.models.policy import AdapterOffReference, FrozenReference, NoReference, Policy
 from tether.models.reward_model import decoder_head, load_reward_model, read_head
 from tether.ppo.optimizer import Optimizer
@@ -34,7 +34,7 @@ from tether.rewards.parts import columns_wanted, learned_model, parts_of
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
-from tether.rollout.sampler import Draw, Episodes, Sampler, SpreadSampler
+from tether.rollout.sampler import DistributedSampler, Draw, Episodes, Sampler
 from tether.rollout.tools.build import build_turns
 from tether.rollout.vllm import build_vllm
 from tether.types import Prompts, Rollout
@@ -90,14 +90,14 @@ def build_roles(
         refuse_unshareable(model.config, config.launch.tensor_parallel)
     if config.launch.weights == "sharded":
         _spread_weights(config, model, critic, reference, scorer)
-    actor_weights = [*learned(model).values()]
+    actor_weights = [*trainable_parameters(model).values()]
     if config.critic.shared_trunk:
         actor_weights += critic.head.parameters()
     return Roles(
         vocabulary=vocabulary,
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
-        sampler=SpreadSampler(build_sampler(config, vocabulary)),
+        sampler=DistributedSampler(build_sampler(config, vocabulary)),
         episodes=turns.episodes,
         actor=actor,
         critic=critic,
@@ -118,7 +118,7 @@ def template_day(config: Config, vocabulary: Vocabulary) -> datetime.date | None
     """Return the day that the chat template is told in the whole run; None if it does not ask."""
     if not asks_for_date(vocabulary.tokenizer):
         return config.data.date
-    return config.data.date or from_first(datetime.date.today)
+    return config.data.date or on_first_process(datetime.date.today)
 
 
 def build_sampler(config: Config, vocabulary: Vocabulary) -> Sampler:
@@ -198,7 +198,7 @@ def _build_critic(
 def _build_critic_optimizer(config: Config, critic: Critic | NoCritic) -> Optimizer | None:
     if not config.has_critic or config.critic.shared_trunk:
         return None
-    weights = learned(critic).values()
+    weights = trainable_parameters(critic).values()
     return Optimizer(weights, config.critic_lr, config.critic.max_grad_norm)
 
 

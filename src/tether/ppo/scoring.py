@@ -23,7 +23,7 @@ QUOTED = 100  # characters of a prompt or a response that an event quotes
 
 
 @runtime_checkable
-class Judges(Protocol):
+class ScoringContext(Protocol):
     """Who it takes to score a response: a reader and a reward."""
 
     vocabulary: Vocabulary
@@ -83,7 +83,7 @@ def score_rollout(
     scores, events = score_responses(prompts, rollout, roles, config, skip=bootstrapped)
     if not config.advantage.by_group:
         return scores, events
-    lonely = lonely_rows(scores.usable, config.rollout.samples_per_prompt)
+    lonely = rows_without_group(scores.usable, config.rollout.samples_per_prompt)
     events += [
         Event("lonely_row", "no other row of its group was scored", row)
         for row in lonely.nonzero().squeeze(1).tolist()
@@ -94,7 +94,7 @@ def score_rollout(
 def score_responses(
     prompts: Prompts,
     rollout: Rollout,
-    judges: Judges,
+    judges: ScoringContext,
     config: Config,
     skip: Bool[Tensor, " rows"] | None = None,
 ) -> tuple[Scores, list[Event]]:
@@ -149,7 +149,7 @@ def score_record(scores: Scores, row: int) -> dict[str, Any]:
     return {"score": score, "score_parts": parts, **extras}
 
 
-def lonely_rows(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
+def rows_without_group(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
     """Usable rows whose group has no other one: there is nothing to compare them with."""
     counts = usable.view(-1, samples).sum(dim=1).repeat_interleave(samples)
     return usable & (counts < 2)

@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 
 from tether.data.batching import pad_left, pad_right
 from tether.models.cpu_matmul import packed, packed_bytes
-from tether.models.forward import read_on, read_prompts, trunk
+from tether.models.forward import decode_step, prefill, trunk
 from tether.models.kv_cache import SlotCache
 from tether.models.lora import adapter_merged, merged_bytes
 from tether.models.token_log_probs import tempered_logits
 from tether.rollout.sampler import Done, Draw, Episode, Greedy, Observe, calls_of
 from tether.rollout.token_choice import choose_tokens
 from tether.rollout.turns import answer_all
-from tether.support.memory import give_back
+from tether.support.memory import return_freed_memory
 from tether.types import FinishReason, Rollout
 
 PREFILL_TOKENS = 2048  # padded tokens of prompts that are read at once
@@ -104,7 +104,7 @@ class LocalSampler:
         with adapter_merged(self.model), packed(self.model):
             self._decode(rows, choice)
         kind = self.model.device.type
-        give_back(merged_bytes(self.model, kind) + packed_bytes(self.model, kind))
+        return_freed_memory(merged_bytes(self.model, kind) + packed_bytes(self.model, kind))
         float_type = torch.promote_types(self.model.dtype, torch.float32)
         return collate(rows, float_type, self.model.device)
 
@@ -227,11 +227,11 @@ def _read(
     device = cache.device
     heads = [ids[:PREFILL_TOKENS] for ids in prompts]
     ids = pad_right(heads, torch.long).to(device)
-    states = read_prompts(network, cache, ids, [len(head) for head in heads], slots)
+    states = prefill(network, cache, ids, [len(head) for head in heads], slots)
     for start in range(PREFILL_TOKENS, len(prompts[0]), PREFILL_TOKENS):  # it is alone, then
         piece = prompts[0][start : start + PREFILL_TOKENS]
         ids = torch.tensor([piece], device=device)
-        states = read_on(network, cache, ids, [len(piece)], slots)
+        states = decode_step(network, cache, ids, [len(piece)], slots)
     return states
 
 
@@ -241,13 +241,13 @@ def _read_sampled(
     """The token that each row sampled, and then what the environment added to some."""
     device = cache.device
     tokens = torch.tensor([[row.token] for row in live], device=device)
-    states = read_on(network, cache, tokens, [1] * len(live), [(i,) for i in range(len(live))])
+    states = decode_step(network, cache, tokens, [1] * len(live), [(i,) for i in range(len(live))])
     heard = [i for i, row in enumerate(live) if row.unread]
     if heard:
         pieces = [live[i].unread for i in heard]
         ids = pad_right(pieces, torch.long).to(device)
         lengths = [len(piece) for piece in pieces]
-        states[heard] = read_on(network, cache, ids, lengths, [(i,) for i in heard])
+        states[heard] = decode_step(network, cache, ids, lengths, [(i,) for i in heard])
         for i in heard:
             live[i].unread = []
     return states

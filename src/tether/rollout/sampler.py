@@ -8,7 +8,7 @@ from torch import nn
 
 from tether.data.batching import block, stack
 from tether.dist.collectives import gather_results
-from tether.dist.fsdp import whole
+from tether.dist.fsdp import unsharded_model
 from tether.types import Call, Prompts, Rollout
 
 
@@ -96,7 +96,7 @@ class Sampler(Protocol):
         ...
 
 
-class SpreadSampler:
+class DistributedSampler:
     """Every process gets the whole rollout, in row order, as if one had sampled it."""
 
     def __init__(self, sampler: Sampler) -> None:
@@ -104,7 +104,7 @@ class SpreadSampler:
 
     def sync(self, weights: nn.Module, version: int) -> None:
         """No sampler knows of weights that lie in parts: it is given whole ones."""
-        self.sampler.sync(whole(weights), version)
+        self.sampler.sync(unsharded_model(weights), version)
 
     def run(
         self,

@@ -10,7 +10,7 @@ CUT = " …"  # stands where an observation was cut
 LONGEST_TOKEN = 100  # characters; no more of an observation is looked at than could fit
 
 
-class Speech:
+class TurnTokenizer:
     """Shared by all rows of a run."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from tether.config import RolloutSection
 from tether.rollout.sampler import Done, Episode, Observe
 from tether.rollout.tool_calls import Request, Returned, call_all
-from tether.rollout.turn_tokens import Speech
+from tether.rollout.turn_tokens import TurnTokenizer
 from tether.types import Call
 
 
@@ -44,22 +44,26 @@ class MultiTurn:
     """A prompt, and the policy's turns with what the outside answers between them."""
 
     def __init__(
-        self, prompt_ids: list[int], outside: Outside, speech: Speech, settings: RolloutSection
+        self,
+        prompt_ids: list[int],
+        outside: Outside,
+        turn_tokens: TurnTokenizer,
+        settings: RolloutSection,
     ) -> None:
         self.prompt_ids = prompt_ids
-        self.outside, self.speech, self.settings = outside, speech, settings
+        self.outside, self.turn_tokens, self.settings = outside, turn_tokens, settings
         self.calls: list[Call] = []
         self.turn = 0
         self.turn_ids: list[int] = []
 
     def take(self, token: int) -> bool:
         self.turn_ids.append(token)
-        if token in self.speech.eos_ids:
+        if token in self.turn_tokens.eos_ids:
             self._note_unfinished()
             return True
-        if not self.speech.may_end(token):
+        if not self.turn_tokens.may_end(token):
             return False
-        text = self.speech.text(self.turn_ids)
+        text = self.turn_tokens.text(self.turn_ids)
         return any(mark in text for mark in self.outside.end_marks)
 
     def answer(self) -> Observe | Done:
@@ -68,7 +72,7 @@ class MultiTurn:
 
     def ask(self) -> Request | Observe | Done:
         """The call that the turn makes, or what follows it without one."""
-        asked = self.outside.ask(self.speech.text(self.turn_ids))
+        asked = self.outside.ask(self.turn_tokens.text(self.turn_ids))
         if isinstance(asked, Done):
             return asked
         if self.turn + 1 >= self.settings.max_turns:
@@ -86,7 +90,7 @@ class MultiTurn:
             return Done()
         returned = _only_text(returned)
         text = said(asked.name, returned)
-        ids, read, cut = self.speech.observation(
+        ids, read, cut = self.turn_tokens.observation(
             text, asked.reply, self.settings.max_observation_tokens
         )
         self._note(asked, returned, read, cut)
@@ -111,7 +115,7 @@ class MultiTurn:
         )
 
     def _note_unfinished(self) -> None:
-        wrong = self.outside.unfinished(self.speech.text(self.turn_ids))
+        wrong = self.outside.unfinished(self.turn_tokens.text(self.turn_ids))
         if wrong is not None:
             self._note(wrong, Returned(None, 0.0, wrong.why, "policy"), "")
 

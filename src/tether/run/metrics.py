@@ -58,19 +58,19 @@ class Min:
 
 
 @dataclass(frozen=True)
-class Level:
+class Last:
     """A number that is simply so at the end of the iteration, such as a learning rate."""
 
     now: Number
 
-    def merge(self, other: "Level") -> "Level":
+    def merge(self, other: "Last") -> "Last":
         return other
 
     def value(self) -> float:
         return float(self.now)
 
 
-Metric = Mean | Sum | Max | Min | Level
+Metric = Mean | Sum | Max | Min | Last
 
 
 @dataclass

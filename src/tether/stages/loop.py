@@ -35,7 +35,7 @@ from tether.support.units import byte_text
 
 BETAS = (0.9, 0.95)  # Adam's: a short memory suits a loss that falls fast
 WAIT_SECONDS = 5.0  # between two tries to write on a full disk
-BARREN_STEPS = 3  # in a row whose gradient is not finite, and the stage stops
+MAX_STEPS_WITHOUT_PROGRESS = 3  # in a row whose gradient is not finite, and the stage stops
 
 Record = dict[str, Any]
 
@@ -199,7 +199,7 @@ def _note_barren(step: int, barren: int, writer: RunWriter) -> None:
     if barren:
         message = "the gradient was not finite, so the step was dropped"
         writer.events(step, [Event("non_finite_step", message)])
-    if barren >= BARREN_STEPS:
+    if barren >= MAX_STEPS_WITHOUT_PROGRESS:
         raise RunStopped(
             f"The gradients of {barren} steps in a row were not finite; lower train.lr, or look "
             f"at the rows of these steps."

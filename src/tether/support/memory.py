@@ -13,12 +13,12 @@ MAPPED, HOLES = 2**25, 1.45
 WORTH_GIVING_BACK = 2**26  # bytes; walking the heap and taking pages anew costs time as well
 
 
-def taken(size: int, device: str) -> int:
+def allocated_bytes(size: int, device: str) -> int:
     """Bytes that a block of so many takes in the long run."""
     return round(HOLES * size) if device == "cpu" and size < MAPPED else size
 
 
-def give_back(freed: int) -> None:
+def return_freed_memory(freed: int) -> None:
     """Return the pages of freed blocks to the system, if so many bytes of them are worth it.
 
     A sampler's merged and packed weights are many small blocks between others that stay. The

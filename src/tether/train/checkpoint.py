@@ -28,8 +28,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tether.config import Config
-from tether.dist.collectives import anyone, from_first, gather_results
-from tether.dist.dtensor import own_part
+from tether.dist.collectives import any_process, gather_results, on_first_process
+from tether.dist.dtensor import local_shard
 from tether.dist.world import world
 from tether.errors import RunStopped, UserError
 from tether.models.critic import Critic
@@ -40,7 +40,12 @@ from tether.models.loading import (
     load_causal_lm,
     load_vocabulary,
 )
-from tether.models.lora import add_adapter, learned, load_learned, merge_adapter
+from tether.models.lora import (
+    add_adapter,
+    load_trainable_parameters,
+    merge_adapter,
+    trainable_parameters,
+)
 from tether.ppo.result import Controls
 from tether.ppo.roles import Roles
 from tether.rewards.learned import LearnedScorer, Scale
@@ -86,17 +91,17 @@ def save_checkpoint(
     """Write the state; one that exists already is left as it is, being the same."""
     name = f"{progress.iterations_done:06d}"
     place = run / CHECKPOINTS / name
-    if from_first(place.exists):
+    if on_first_process(place.exists):
         return place
     _refuse_non_finite(roles, name)
     tensors = _own_tensors(roles, config)
     try:
-        staged = from_first(lambda: stage(run, name))
+        staged = on_first_process(lambda: stage(run, name))
         gather_results(lambda: _write(staged, tensors, progress, roles, config, inputs))
-        from_first(lambda: finish(staged, name))
-        from_first(lambda: prune(run, _kept(run, config)))
+        on_first_process(lambda: finish(staged, name))
+        on_first_process(lambda: prune(run, _kept(run, config)))
     except (OSError, SafetensorError) as error:
-        from_first(lambda: discard(run, name))
+        on_first_process(lambda: discard(run, name))
         raise RunStopped(
             f"Checkpoint {place} could not be written: {_reason(error)}. Make room, then "
             f"`tether resume {run}` goes on from the one before."
@@ -118,12 +123,12 @@ def load_checkpoint(checkpoint: Path, roles: Roles, config: Config) -> None:
 def _load(checkpoint: Path, roles: Roles, config: Config) -> None:
     model = roles.actor.model
     if config.model.lora is not None:
-        load_learned(model, read_tensors(checkpoint / ADAPTER))
+        load_trainable_parameters(model, read_tensors(checkpoint / ADAPTER))
     else:
         saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, model.device)
         load_weights(model, saved.state_dict())
     if isinstance(roles.critic, Critic):
-        load_learned(roles.critic, read_tensors(checkpoint / CRITIC))
+        load_trainable_parameters(roles.critic, read_tensors(checkpoint / CRITIC))
     if config.refreshes_reference:
         load_weights(roles.reference.policy.model, read_tensors(checkpoint / REFERENCE))
     if isinstance(roles.reward, LearnedScorer):
@@ -137,7 +142,7 @@ def load_adapter(checkpoint: Path, roles: Roles, config: Config) -> None:
     """Put only the actor's adapter back, on the base that it was trained on."""
     _refuse_other_base(checkpoint, config)
     try:
-        load_learned(roles.actor.model, read_tensors(checkpoint / ADAPTER))
+        load_trainable_parameters(roles.actor.model, read_tensors(checkpoint / ADAPTER))
     except RuntimeError:
         raise UserError(
             f"The adapter in {checkpoint} does not fit these fields; leave out overrides that "
@@ -159,7 +164,7 @@ def load_plain_actor(
     vocabulary = load_vocabulary(settings.actor, model, settings.hub)
     model.to(DTYPES[dtype])
     add_adapter(model, settings.lora, config.seed, "actor")
-    load_learned(model, read_tensors(checkpoint / ADAPTER))
+    load_trainable_parameters(model, read_tensors(checkpoint / ADAPTER))
     merge_adapter(model)
     return model, vocabulary
 
@@ -183,11 +188,11 @@ def _own_tensors(roles: Roles, config: Config) -> dict[str, OwnTensors]:
     """What this process writes of each file, gathered before anyone writes."""
     parts = {ACTOR_OPTIMIZER: roles.actor_optimizer.state()}
     if config.model.lora is not None:
-        parts[ADAPTER] = learned(roles.actor.model)
+        parts[ADAPTER] = trainable_parameters(roles.actor.model)
     else:
         parts[ACTOR] = plain_weights(roles.actor.model)
     if isinstance(roles.critic, Critic):
-        parts[CRITIC] = learned(roles.critic)
+        parts[CRITIC] = trainable_parameters(roles.critic)
     if config.refreshes_reference:
         parts[REFERENCE] = plain_weights(roles.reference.policy.model)
     if roles.critic_optimizer is not None:
@@ -238,7 +243,7 @@ def _refuse_other_base(checkpoint: Path, config: Config) -> None:
 def _refuse_non_finite(roles: Roles, name: str) -> None:
     for role, module in (("actor", roles.actor.model), ("critic", roles.critic)):
         weights = module.parameters() if isinstance(module, nn.Module) else ()
-        if anyone(not all(bool(own_part(weight).isfinite().all()) for weight in weights)):
+        if any_process(not all(bool(local_shard(weight).isfinite().all()) for weight in weights)):
             raise RunStopped(
                 f"The {role}'s weights are not finite, so checkpoint {name} was not written; "
                 f"resume from the one before with a lower learning rate."

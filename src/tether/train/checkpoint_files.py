@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.data.batching import balanced
-from tether.dist.dtensor import gathered, put
+from tether.dist.dtensor import copy_from_full, full_tensor
 from tether.dist.world import world
 
 
@@ -33,7 +33,7 @@ def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
     }
     kept = {}
     for name in names:
-        whole = gathered(named[name])
+        whole = full_tensor(named[name])
         if writers[name] == here.rank:
             kept[name] = whole
     return OwnTensors(kept, writers, sum(sizes))
@@ -49,7 +49,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put back what `plain_weights` gave."""
     weights = model.state_dict()
     for name, tensor in tensors.items():
-        put(weights[name], tensor)
+        copy_from_full(weights[name], tensor)
 
 
 def write_tensors(file: Path, own: OwnTensors) -> None:

@@ -28,7 +28,7 @@ from tether.train.fingerprint import Inputs, prompts_digest
 from tether.train.notices import NoiseNotice
 from tether.train.watch import Watcher
 
-BARREN_ITERATIONS = 3  # in a row, and the run stops: it would only burn time
+MAX_ITERATIONS_WITHOUT_PROGRESS = 3  # in a row, and the run stops: it would only burn time
 
 
 @dataclass(frozen=True)
@@ -138,19 +138,19 @@ class Loop:
         self.progress = Progress(
             iterations_done=now.iterations_done + 1,
             controls=outcome.next_controls(metrics, config),
-            barren_iterations=now.barren_iterations + 1 if outcome.is_barren else 0,
+            barren_iterations=now.barren_iterations + 1 if outcome.no_progress else 0,
         )
         refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
         if _due(self.progress.iterations_done, refresh_every):
             roles.reference.refresh(roles.actor)
         self.train_seconds += time.perf_counter() - began
-        if self.progress.barren_iterations >= BARREN_ITERATIONS:
+        if self.progress.barren_iterations >= MAX_ITERATIONS_WITHOUT_PROGRESS:
             reason = [e for e in outcome.events if e.kind.startswith("non_finite")][-1].message
             raise RunStopped(
-                f"{BARREN_ITERATIONS} iterations in a row taught nothing, as their numbers were "
-                f"not finite; the last reason: {reason}. Lower the learning "
+                f"{MAX_ITERATIONS_WITHOUT_PROGRESS} iterations in a row taught nothing, as their "
+                f"numbers were not finite; the last reason: {reason}. Lower the learning "
                 f"rates or look at events.jsonl; the weights are those of iteration "
-                f"{self.progress.iterations_done - BARREN_ITERATIONS}."
+                f"{self.progress.iterations_done - MAX_ITERATIONS_WITHOUT_PROGRESS}."
             )
 
     def _write(self, outcome: Outcome) -> dict[str, float]:

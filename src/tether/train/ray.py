@@ -11,7 +11,7 @@ from tether.config.load import validate_config
 from tether.dist.environment import launched_size
 from tether.dist.interrupt import Interrupt
 from tether.dist.ray_launch import Unbegun, run_on_ray
-from tether.dist.ray_mailbox import Line
+from tether.dist.ray_mailbox import WorkerMailbox
 from tether.errors import UserError
 from tether.ppo.evaluate import Evaluation
 from tether.ppo.result import Outcome
@@ -48,7 +48,7 @@ def start_on_ray(
 
 
 def _work(
-    line: Line,
+    line: WorkerMailbox,
     mapping: dict[str, Any],
     written: dict[str, str],
     reward: Reward | None,
@@ -70,7 +70,7 @@ def _work(
 class Relay(Watcher):
     """Tells the command what it would tell a watcher; one that is silent there is not told."""
 
-    def __init__(self, line: Line, is_watched: bool) -> None:
+    def __init__(self, line: WorkerMailbox, is_watched: bool) -> None:
         self.line = line
         self.tell = line.say if is_watched else lambda *message: None
 

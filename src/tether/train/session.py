@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from tether.config import Config
-from tether.dist.collectives import from_first
+from tether.dist.collectives import on_first_process
 from tether.dist.environment import launched_size
-from tether.dist.liveness import answering, waiting
+from tether.dist.liveness import naming_lost_processes, reporting_exit_reason
 from tether.dist.world import entered, world
 from tether.errors import OthersLost, UserError
 from tether.planning.plan import check_disk, make_plan
@@ -63,7 +63,11 @@ def joined(config: Config) -> Iterator[None]:
             f"rollout.prompts or start fewer."
         )
     kind = pick_device(config.device).type
-    with entered(kind, launch.tensor_parallel, launch.timeout_seconds), answering(), waiting():
+    with (
+        entered(kind, launch.tensor_parallel, launch.timeout_seconds),
+        reporting_exit_reason(),
+        naming_lost_processes(),
+    ):
         yield
 
 
@@ -84,7 +88,7 @@ def start_here(
 ) -> Result:
     """Do this process's part of a run."""
     with joined(config):
-        if resume and from_first(lambda: is_run(config.run.dir)):
+        if resume and on_first_process(lambda: is_run(config.run.dir)):
             return resume_run(config.run.dir, config, reward, watch, allow_changed)
         return start_new(config, reward, watch)
 
@@ -92,22 +96,22 @@ def start_here(
 def start_new(config: Config, reward: Reward | None, watch: Watcher) -> Result:
     """A new run, once everything that it needs has been found to be there."""
     settings = config.run
-    from_first(lambda: refuse_taken(settings.dir, settings.overwrite))
+    on_first_process(lambda: refuse_taken(settings.dir, settings.overwrite))
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward, watch.reading)
     config = dated(config, roles.day)
     try:
         tried = _try(roles, config)
         plan = make_plan(config, roles)
-        from_first(lambda: check_disk(plan, settings.dir or RUNS))
-        fingerprint = from_first(
+        on_first_process(lambda: check_disk(plan, settings.dir or RUNS))
+        fingerprint = on_first_process(
             lambda: take_fingerprint(config, watch.preparing, reward is not None)
         )
-        run = from_first(
+        run = on_first_process(
             lambda: create_run_directory(settings.dir, settings.name, settings.overwrite)
         )
         with _locked(run):
-            from_first(lambda: write_fingerprint(run, fingerprint))
+            on_first_process(lambda: write_fingerprint(run, fingerprint))
             start = first_start(config)
             return _run(run, config, roles, watch, start, fingerprint.inputs, tried=tried)
     finally:
@@ -128,24 +132,26 @@ def resume_run(
     Until then the run's files are only read: whatever is refused, nothing of it is lost.
     """
     with _locked(run):
-        config = dated(config, config.data.date or from_first(lambda: recorded_day(run)))
-        start = from_first(lambda: find_start(run, config))
+        config = dated(config, config.data.date or on_first_process(lambda: recorded_day(run)))
+        start = on_first_process(lambda: find_start(run, config))
         if start.finished:
             return finished_result(run, config, read_evaluations(run))
-        now = from_first(lambda: take_fingerprint(config, watch.preparing, reward is not None))
-        changes = from_first(lambda: find_changes(start, now, config))
+        now = on_first_process(
+            lambda: take_fingerprint(config, watch.preparing, reward is not None)
+        )
+        changes = on_first_process(lambda: find_changes(start, now, config))
         refuse_changes(changes, allow_changed)
         torch.set_num_threads(config.threads)
         roles = build_roles(config, reward, watch.reading)
         try:
             if not changes:
-                changes = from_first(lambda: changed_prompts(run, roles, config))
+                changes = on_first_process(lambda: changed_prompts(run, roles, config))
                 refuse_changes(changes, allow_changed)
             plan = make_plan(config, roles)
-            from_first(lambda: check_disk(plan, run, disk_bytes(run)))
+            on_first_process(lambda: check_disk(plan, run, disk_bytes(run)))
             if start.checkpoint is not None:
                 load_checkpoint(start.checkpoint, roles, config)
-            events = from_first(lambda: take_up(run, start, now, changes))
+            events = on_first_process(lambda: take_up(run, start, now, changes))
             return _run(run, config, roles, watch, start, now.inputs, events)
         finally:
             roles.reward.close()
@@ -155,7 +161,7 @@ def resume_run(
 def _locked(run: Path) -> Iterator[None]:
     """One process writes the run; the others go by what it found."""
     with ExitStack() as held:
-        from_first(lambda: held.enter_context(RunLock(run)) and None)
+        on_first_process(lambda: held.enter_context(RunLock(run)) and None)
         yield
 
 

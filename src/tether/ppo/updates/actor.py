@@ -30,7 +30,7 @@ from tether.models.policy import Policy
 from tether.ppo.result import Controls
 from tether.ppo.roles import Roles
 from tether.ppo.updates.critic import update_values, value_terms
-from tether.ppo.updates.minibatches import Report, Terms, Walk, walk_minibatches
+from tether.ppo.updates.minibatches import LossTerms, MinibatchSchedule, Report, walk_minibatches
 from tether.ppo.updates.trpo import update_trpo
 from tether.run.metrics import Max, Mean, Min
 from tether.types import Experience, Minibatch
@@ -43,7 +43,7 @@ def update_policy(
     report = Report(new_log_probs=experience.old_log_probs.clone())
     old_policy = snapshot_for_penalty(roles, config)
 
-    def compute(batch: Minibatch) -> Terms:
+    def compute(batch: Minibatch) -> LossTerms:
         states = roles.actor.states(batch.sequences)
         return policy_terms(batch, states, roles, config, controls, report, old_policy)
 
@@ -54,9 +54,9 @@ def update_policy(
     return report
 
 
-def actor_walk(roles: Roles, config: Config, iteration: int) -> Walk:
+def actor_walk(roles: Roles, config: Config, iteration: int) -> MinibatchSchedule:
     actor = config.actor
-    return Walk(
+    return MinibatchSchedule(
         role="actor",
         seed=config.seed,
         iteration=iteration,
@@ -78,7 +78,7 @@ def policy_terms(
     controls: Controls,
     report: Report,
     old_policy: Policy | None,
-) -> Terms:
+) -> LossTerms:
     """policy loss - entropy_coef x entropy + in_loss.coef x KL, and what there is to know of it."""
     mask, weights = batch.response_mask, batch.weights
     new_log_probs, entropies = roles.actor.read(states, batch.sequences, mask)
@@ -109,7 +109,7 @@ def policy_terms(
         record("actor/pg_clipfrac_low", Mean((policy.clipped_low & mask).sum(), tokens))
         record("actor/ratio_max", Max(torch.where(mask, policy.ratio, 1.0).max()))
         record("actor/ratio_min", Min(torch.where(mask, policy.ratio, 1.0).min()))
-    return Terms(loss, parts, kl_from_old=Mean(moved.sum(), tokens))
+    return LossTerms(loss, parts, kl_from_old=Mean(moved.sum(), tokens))
 
 
 def policy_loss(
@@ -203,12 +203,12 @@ def update_jointly(
     report = Report(new_log_probs=experience.old_log_probs.clone())
     old_policy = snapshot_for_penalty(roles, config)
 
-    def compute(batch: Minibatch) -> Terms:
+    def compute(batch: Minibatch) -> LossTerms:
         states = roles.actor.states(batch.sequences)
         policy = policy_terms(batch, states, roles, config, controls, report, old_policy)
         value = value_terms(batch, roles.critic.read(states), config, report)
         loss = policy.loss + config.critic.coef * value.loss
-        return Terms(loss, {**policy.parts, **value.parts}, policy.kl_from_old)
+        return LossTerms(loss, {**policy.parts, **value.parts}, policy.kl_from_old)
 
     walk_minibatches(
         experience, actor_walk(roles, config, iteration), roles.actor_optimizer, compute, report

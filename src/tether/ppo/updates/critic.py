@@ -8,14 +8,14 @@ from tether.algo.losses import clip_value_loss, squared_value_loss
 from tether.algo.masked import weighted_sum
 from tether.config import Config
 from tether.ppo.roles import Roles
-from tether.ppo.updates.minibatches import Report, Terms, Walk, walk_minibatches
+from tether.ppo.updates.minibatches import LossTerms, MinibatchSchedule, Report, walk_minibatches
 from tether.run.metrics import Mean
 from tether.types import Experience, Minibatch
 
 
 def update_values(experience: Experience, roles: Roles, config: Config, iteration: int) -> Report:
     report = Report()
-    walk = Walk(
+    walk = MinibatchSchedule(
         role="critic",
         seed=config.seed,
         iteration=iteration,
@@ -26,7 +26,7 @@ def update_values(experience: Experience, roles: Roles, config: Config, iteratio
         max_response_tokens=config.rollout.max_response_tokens,
     )
 
-    def compute(batch: Minibatch) -> Terms:
+    def compute(batch: Minibatch) -> LossTerms:
         return value_terms(batch, roles.critic(batch.sequences)[:, :-1], config, report)
 
     walk_minibatches(experience, walk, roles.critic_optimizer, compute, report)
@@ -38,7 +38,7 @@ def value_terms(
     new_values: Float[Tensor, "rows response"],
     config: Config,
     report: Report,
-) -> Terms:
+) -> LossTerms:
     mask, clip = batch.response_mask, config.critic.clip
     if clip is None:
         value = squared_value_loss(new_values, batch.returns)
@@ -47,4 +47,4 @@ def value_terms(
     loss = weighted_sum(value.per_token, batch.weights)
     with torch.no_grad():
         report.meter.record("critic/vf_clipfrac", Mean((value.clipped & mask).sum(), mask.sum()))
-    return Terms(loss, {"critic/vf_loss": loss})
+    return LossTerms(loss, {"critic/vf_loss": loss})

@@ -11,10 +11,10 @@ from torch import Tensor
 from tether.algo.masked import cell_weights
 from tether.algo.random import permutation
 from tether.data.batching import own_microbatches
-from tether.dist.collectives import gather, total
+from tether.dist.collectives import all_reduce_sum, gather
 from tether.dist.world import world
 from tether.ppo.optimizer import Optimizer
-from tether.run.metrics import Event, Level, Mean, Meter
+from tether.run.metrics import Event, Last, Mean, Meter
 from tether.types import Experience, Minibatch
 
 
@@ -37,14 +37,14 @@ class Report:
             self.meter.merge(other)
         if self.new_log_probs is not None:
             mine = own.to(self.new_log_probs.device)[:, None]
-            self.new_log_probs = total(torch.where(mine, self.new_log_probs, 0.0))
+            self.new_log_probs = all_reduce_sum(torch.where(mine, self.new_log_probs, 0.0))
 
     def event(self, kind: str, message: str) -> None:
         self.events.append(Event(kind, message))
 
 
 @dataclass(frozen=True)
-class Walk:
+class MinibatchSchedule:
     """How the rows are visited; `role` also names the metrics."""
 
     role: str
@@ -60,7 +60,7 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class Terms:
+class LossTerms:
     """A microbatch's share of its minibatch's loss, whole and in parts, and its tokens' KL."""
 
     loss: Float[Tensor, ""]
@@ -68,7 +68,7 @@ class Terms:
     kl_from_old: Mean = field(default_factory=lambda: Mean(0.0, 0))
 
 
-def row_slices(rows: int, walk: Walk) -> Iterator[Int[Tensor, " some"]]:
+def row_slices(rows: int, walk: MinibatchSchedule) -> Iterator[Int[Tensor, " some"]]:
     """Row numbers of each optimizer step: slices of a fresh permutation an epoch.
 
     Every row is used once an epoch; the last slice of an epoch may be smaller.
@@ -111,14 +111,14 @@ def split(
     """This process's microbatches; they keep the weights that were counted over the whole."""
     for part in own_microbatches(minibatch.sequences, max_tokens, max_cells):
         batch = minibatch.select(part.rows)
-        yield batch.counting_nothing() if part.idle else batch
+        yield batch.as_idle() if part.idle else batch
 
 
 def walk_minibatches(
     experience: Experience,
-    walk: Walk,
+    walk: MinibatchSchedule,
     optimizer: Optimizer,
-    compute: Callable[[Minibatch], Terms],
+    compute: Callable[[Minibatch], LossTerms],
     report: Report,
 ) -> None:
     """One backward a microbatch, one optimizer step a minibatch, until the walk is over or the
@@ -150,7 +150,7 @@ def walk_minibatches(
             continue
         if walk.stop_kl is not None and not kl.value() <= walk.stop_kl:
             optimizer.drop()
-            report.meter.record(f"{walk.role}/stopped_at_step", Level(steps))
+            report.meter.record(f"{walk.role}/stopped_at_step", Last(steps))
             break
         steps += 1
         norm = optimizer.step()
@@ -163,13 +163,15 @@ def walk_minibatches(
         for name, loss in totals.items():
             report.meter.record(name, Mean(loss, 1))
     report.gather(own)
-    report.meter.record(f"{walk.role}/lr", Level(optimizer.adam.param_groups[0]["lr"]))
-    report.meter.record(f"{walk.role}/steps", Level(steps))
+    report.meter.record(f"{walk.role}/lr", Last(optimizer.adam.param_groups[0]["lr"]))
+    report.meter.record(f"{walk.role}/steps", Last(steps))
 
 
 def _over_all_processes(totals: Mapping[str, Tensor], kl: Mean) -> tuple[dict[str, Tensor], Mean]:
     """Each process has its microbatches' part of the minibatch."""
     parts = [*totals.values(), torch.as_tensor(kl.total), torch.as_tensor(kl.count)]
     device = parts[0].device
-    *losses, moved, tokens = total(torch.stack([part.to(device).double() for part in parts]))
+    *losses, moved, tokens = all_reduce_sum(
+        torch.stack([part.to(device).double() for part in parts])
+    )
     return dict(zip(totals, losses, strict=True)), Mean(moved, tokens)

@@ -11,11 +11,11 @@ from tether.algo.losses import log_ratio
 from tether.algo.masked import weighted_sum
 from tether.algo.trust_region import conjugate_gradient, line_search, longest_step
 from tether.config import Config
-from tether.dist.collectives import total
+from tether.dist.collectives import all_reduce_sum
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
 from tether.ppo.updates.minibatches import Report, make_minibatch, split
-from tether.run.metrics import Level
+from tether.run.metrics import Last
 from tether.types import Experience, Minibatch
 
 # How far a Fisher product looks along its vector, in units of the weights' own length: far enough
@@ -53,7 +53,7 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
     report.taken = int(landing.share > 0)
     if landing.share == 0:
         report.event("trpo_refused", f"no step within KL {update.max_kl:g} improved; no step")
-    report.meter.record("actor/grad_norm", Level(norm))
+    report.meter.record("actor/grad_norm", Last(norm))
     return _finish(report, region, landing.share, landing.tries)
 
 
@@ -63,13 +63,13 @@ def _finish(report: Report, region: "TrustRegion", share: float, tries: int) -> 
     report.gather(region.own)
     ratio = torch.where(region.mask, (report.new_log_probs - region.old_log_probs).exp(), 1.0)
     record = report.meter.record
-    record("actor/pg_loss", Level(-surrogate))
-    record("actor/exact_kl", Level(kl))
-    record("actor/entropy", Level(region.entropy))
-    record("actor/ratio_max", Level(ratio.max()))
-    record("actor/ratio_min", Level(ratio.min()))
-    record("actor/line_search_tries", Level(tries))
-    record("actor/step_share", Level(share))
+    record("actor/pg_loss", Last(-surrogate))
+    record("actor/exact_kl", Last(kl))
+    record("actor/entropy", Last(region.entropy))
+    record("actor/ratio_max", Last(ratio.max()))
+    record("actor/ratio_min", Last(ratio.min()))
+    record("actor/line_search_tries", Last(tries))
+    record("actor/step_share", Last(share))
     return report
 
 
@@ -133,7 +133,7 @@ class TrustRegion:
             self.new_log_probs[place] = torch.where(
                 part.batch.response_mask, new_log_probs, self.new_log_probs[place]
             )
-        surrogate, kl, self.entropy = total(sums).tolist()
+        surrogate, kl, self.entropy = all_reduce_sum(sums).tolist()
         return surrogate, kl
 
     def surrogate_gradient(self) -> Float[Tensor, " n"]:
@@ -146,7 +146,7 @@ class TrustRegion:
             )
             surrogate = self._surrogate(new_log_probs, part)
             gradient = gradient + _flat(torch.autograd.grad(surrogate, self.parameters))
-        return total(gradient)
+        return all_reduce_sum(gradient)
 
     def fisher_product(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """F v over all rows: the KL's gradient a little way along v, over that way.
@@ -164,7 +164,7 @@ class TrustRegion:
             kl = self._kl(self.actor.states(part.batch.sequences), part)
             gradient = gradient + _flat(torch.autograd.grad(kl, self.parameters))
         self.move(0.0, vector)
-        return total(gradient) / share
+        return all_reduce_sum(gradient) / share
 
     def _pieces(self, vector: Float[Tensor, " n"]) -> list[Tensor]:
         """The vector in the shapes of the parameters."""

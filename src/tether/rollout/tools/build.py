@@ -15,7 +15,7 @@ from tether.rollout.tools.environment import (
 )
 from tether.rollout.tools.search import build_search
 from tether.rollout.tools.tool import Tool, Toolbox, as_tool
-from tether.rollout.turn_tokens import Speech
+from tether.rollout.turn_tokens import TurnTokenizer
 from tether.rollout.turns import MultiTurn
 from tether.types import Prompts
 
@@ -35,12 +35,12 @@ def build_turns(settings: RolloutSection, vocabulary: Vocabulary) -> Turns:
         return Turns(_environments(settings, vocabulary))
     broken: list[str] = []
     toolbox = Toolbox([_build_tool(tool, broken) for tool in settings.tools])
-    speech = Speech(vocabulary.tokenizer, vocabulary.eos_ids, toolbox.end_marks)
+    turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, toolbox.end_marks)
     for tool in toolbox.tools:
-        speech.check_room(tool.reply, settings.max_observation_tokens)
+        turn_tokens.check_room(tool.reply, settings.max_observation_tokens)
 
     def episodes(prompts: Prompts) -> list[MultiTurn]:
-        return [MultiTurn(ids, toolbox, speech, settings) for ids in prompts.ids]
+        return [MultiTurn(ids, toolbox, turn_tokens, settings) for ids in prompts.ids]
 
     return Turns(episodes, broken)
 
@@ -52,9 +52,9 @@ def _environments(settings: RolloutSection, vocabulary: Vocabulary) -> Episodes:
         raise UserError(f"{where} is {type(make).__name__}; name a class, or what makes one.")
     check_environment(make, where)
     stops = stops_of(make, where)
-    speech = Speech(vocabulary.tokenizer, vocabulary.eos_ids, stops)
-    speech.check_room("{}", settings.max_observation_tokens)
-    return lambda prompts: environment_episodes(make, prompts, speech, settings, stops)
+    turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, stops)
+    turn_tokens.check_room("{}", settings.max_observation_tokens)
+    return lambda prompts: environment_episodes(make, prompts, turn_tokens, settings, stops)
 
 
 def _build_tool(settings: SearchTool | CalculatorTool | OwnTool, broken: list[str]) -> Tool:

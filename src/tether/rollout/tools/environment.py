@@ -11,7 +11,7 @@ from tether.errors import UserError
 from tether.rollout.sampler import Done
 from tether.rollout.tool_calls import Request, call_all
 from tether.rollout.tools.tool import TIMEOUT_SECONDS, required
-from tether.rollout.turn_tokens import Speech
+from tether.rollout.turn_tokens import TurnTokenizer
 from tether.rollout.turns import Invalid, MultiTurn
 from tether.types import Call, Prompts
 
@@ -86,7 +86,7 @@ def stops_of(make: Callable[[], object], where: str) -> tuple[str, ...]:
 def environment_episodes(
     make: Callable[[], Environment],
     prompts: Prompts,
-    speech: Speech,
+    turn_tokens: TurnTokenizer,
     settings: RolloutSection,
     end_marks: tuple[str, ...],
 ) -> Sequence[MultiTurn]:
@@ -101,7 +101,7 @@ def environment_episodes(
     )
     episodes = []
     for ids, steps, result in zip(prompts.ids, rows, returned, strict=True):
-        episode = MultiTurn(list(ids), steps, speech, settings)
+        episode = MultiTurn(list(ids), steps, turn_tokens, settings)
         opening = result.value
         if result.error is None and not isinstance(opening, str | None):
             why = f"it returned {type(opening).__name__}, not text"
@@ -113,7 +113,7 @@ def environment_episodes(
         else:
             steps.began = True
             if opening:
-                said, _, _ = speech.observation(opening, "{}", settings.max_observation_tokens)
+                said, _, _ = turn_tokens.observation(opening, "{}", settings.max_observation_tokens)
                 episode.prompt_ids += said
         episodes.append(episode)
     return episodes
