@@ -25,7 +25,7 @@ class FullFor:
     saves: int
 
     def __call__(self) -> None:
-        from tether.config.stages import loop
+        from tether.stages import loop
 
         loop.WAIT_SECONDS = 0.2
         publish, tried = loop.publish, []

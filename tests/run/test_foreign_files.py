@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from tether.config.stages import SFTConfig
-from tether.config.stages import loop as stages
 from tether.dist.interrupt import Interrupt
 from tether.errors import RunStopped, UserError
 from tether.ppo.evaluate import Evaluation, estimate
@@ -23,6 +22,7 @@ from tether.run.checkpoint_store import all_checkpoints, newest_whole, prune, pu
 from tether.run.directory import create_run_directory
 from tether.run.lock import is_being_written
 from tether.run.writer import RunWriter, cut_back
+from tether.stages import loop as stages
 from tether.train.export import model_card
 from tether.types import Scores
 
