@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # The fork server's children import from the tests folder too.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
 
-from faults import input_rows, resume_rows  # noqa: E402
+from faults import hostile_inputs, interruptions  # noqa: E402
 from faults.changed_inputs import row_r11  # noqa: E402
 from faults.hangups import row_r12  # noqa: E402
 from faults.row import Row  # noqa: E402
@@ -30,7 +30,7 @@ from measure import machine, paste  # noqa: E402
 from tether.cli.terminal import table  # noqa: E402
 
 
-def rows(bench: resume_rows.Bench, share: float) -> list[tuple[str, Callable[[], list[Row]]]]:
+def rows(bench: interruptions.Bench, share: float) -> list[tuple[str, Callable[[], list[Row]]]]:
     """What to run, with the full number of tries or a share of them."""
 
     def some(tries: int) -> int:
@@ -39,17 +39,17 @@ def rows(bench: resume_rows.Bench, share: float) -> list[tuple[str, Callable[[],
     world, folder, seed = bench.world, bench.folder, bench.seed
 
     def of_inputs(name: str, tries: int) -> tuple[str, Callable[[], list[Row]]]:
-        row = getattr(input_rows, f"row_{name.lower()}")
+        row = getattr(hostile_inputs, f"row_{name.lower()}")
         return name, lambda: [row(world, folder / name, some(tries), seed)]
 
     return [
-        ("R1", lambda: resume_rows.r1_kills(bench, some(100))),
-        ("R2", lambda: [resume_rows.r2_kills_in_save(bench, some(3))]),
-        ("R3", lambda: [resume_rows.r3_ten_kills(bench, some(10))]),
-        ("R4", lambda: [resume_rows.r4_signals(bench, some(5))]),
-        ("R5", lambda: [resume_rows.r5_disk(bench, some(51))]),
-        ("R6", lambda: [resume_rows.r6_damage(bench, some(300), resumed=some(30))]),
-        ("R7", lambda: [resume_rows.r7_every_iteration(bench)]),
+        ("R1", lambda: interruptions.r1_kills(bench, some(100))),
+        ("R2", lambda: [interruptions.r2_kills_in_save(bench, some(3))]),
+        ("R3", lambda: [interruptions.r3_ten_kills(bench, some(10))]),
+        ("R4", lambda: [interruptions.r4_signals(bench, some(5))]),
+        ("R5", lambda: [interruptions.r5_disk(bench, some(51))]),
+        ("R6", lambda: [interruptions.r6_damage(bench, some(300), resumed=some(30))]),
+        ("R7", lambda: [interruptions.r7_every_iteration(bench)]),
         ("R10", lambda: [row_r10(world, folder / "R10", some(12), seed)]),
         ("R11", lambda: [row_r11(world, folder / "R11", some(14), seed)]),
         ("R12", lambda: [row_r12(world, folder / "R12", some(10), seed)]),
@@ -77,7 +77,7 @@ def main() -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="tether-faults-"))
     began = time.perf_counter()
-    bench = resume_rows.Bench(make_world(folder / "world"), folder, options.seed)
+    bench = interruptions.Bench(make_world(folder / "world"), folder, options.seed)
     found: list[Row] = []
     for name, run in rows(bench, options.share):
         if options.only and name not in options.only:

@@ -99,7 +99,7 @@ def test_the_first_broken_row_of_a_long_file_is_the_one_refused(tmp_path, starte
 
 def test_of_many_plain_rows_few_are_encoded_one_at_a_time(tmp_path, starter, monkeypatch):
     """One at a time a row takes ten times as long; the run of a million rows in
-    `tests/train/test_million_rows.py` holds a clock to it."""
+    `tests/data/test_million_rows.py` holds a clock to it."""
     path, calls = tmp_path / "many.jsonl", []
     path.write_text("".join(json.dumps({"prompt": f"{i}+1=?"}) + "\n" for i in range(9000)))
     encode = type(starter).__call__

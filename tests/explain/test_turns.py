@@ -3,7 +3,7 @@
 import pytest
 from faults.searching_world import make_searching_world
 
-from explain.test_story import texts as texts_of
+from explain.test_trace_text import texts as texts_of
 from tether import api
 from tether.explain.trace_text import tell
 

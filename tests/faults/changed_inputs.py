@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from faults.resume_rows import Bench, log_of
+from faults.interruptions import Bench, log_of
 from faults.row import Row, tally
 from faults.trials import AtCall, Signals
 from faults.unreadable_checkpoints import files_of

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.resume_rows import PLACES, Bench, each, log_of, stopped_run
+from faults.interruptions import PLACES, Bench, each, log_of, stopped_run
 from faults.row import Row, tally
 from faults.trials import AtCall, Signals, tether
 from faults.world import World, iterations_written

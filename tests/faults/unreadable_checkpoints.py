@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.resume_rows import Bench, done_with, each, log_of, stopped_run
+from faults.interruptions import Bench, done_with, each, log_of, stopped_run
 from faults.row import Row, tally
 from faults.trials import tether
 from faults.world import World

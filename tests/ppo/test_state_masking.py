@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from ppo.test_iteration import nudge
 from tether.data.batching import join, pad_left, pad_right
 from tether.ppo.experience import mask_states
 from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Controls
 from tether.types import Rollout
-from train.test_iteration import nudge
 
 EOS = 256
 CONTROLS = Controls(beta=0.3, penalty_coef=0.7)

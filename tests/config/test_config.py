@@ -176,7 +176,7 @@ def test_a_config_cannot_be_changed():
         configured(SMALL).actor.lr = 1.0
 
 
-# A recipe of several stages is looked at in tests/pipeline.
+# A recipe of several stages is looked at in tests/stages.
 ONE_STAGE = [name for name in shipped_recipes() if "stage" not in read_recipe(name)]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from faults import input_rows, no_network, spelt_tokens
+from faults import hostile_inputs, no_network, spelt_tokens
 from faults.world import World, make_world
 
 
@@ -16,23 +16,23 @@ def hold(row) -> None:
 
 
 def test_a_reward_that_fails_costs_its_row_and_nothing_else(world, tmp_path):
-    hold(input_rows.row_i1(world, tmp_path, tries=2, seed=0))
+    hold(hostile_inputs.row_i1(world, tmp_path, tries=2, seed=0))
 
 
 def test_a_number_that_is_not_finite_reaches_no_weight(world, tmp_path):
-    hold(input_rows.row_i2(world, tmp_path, tries=8, seed=0))
+    hold(hostile_inputs.row_i2(world, tmp_path, tries=8, seed=0))
 
 
 def test_odd_models_prompts_and_batches_train_to_finite_numbers_or_are_refused(world, tmp_path):
-    hold(input_rows.row_i3(world, tmp_path, tries=10, seed=0))
+    hold(hostile_inputs.row_i3(world, tmp_path, tries=10, seed=0))
 
 
 def test_broken_data_rows_are_named_and_good_ones_kept(world, tmp_path):
-    hold(input_rows.row_i4(world, tmp_path, tries=500, seed=0))
+    hold(hostile_inputs.row_i4(world, tmp_path, tries=500, seed=0))
 
 
 def test_what_rewards_and_environments_leave_or_spoil_costs_their_own_row_alone(world, tmp_path):
-    hold(input_rows.row_i5(world, tmp_path, tries=4, seed=0))
+    hold(hostile_inputs.row_i5(world, tmp_path, tries=4, seed=0))
 
 
 def test_special_tokens_spelt_in_text_stay_text(world, tmp_path):
@@ -40,26 +40,26 @@ def test_special_tokens_spelt_in_text_stay_text(world, tmp_path):
 
 
 def test_no_pickle_is_ever_loaded(world, tmp_path):
-    hold(input_rows.row_s5(world, tmp_path, tries=12, seed=0))
+    hold(hostile_inputs.row_s5(world, tmp_path, tries=12, seed=0))
 
 
 def test_a_hostile_model_directory_gets_none_of_its_wishes(world, tmp_path):
-    hold(input_rows.row_s6(world, tmp_path, tries=20, seed=0))
+    hold(hostile_inputs.row_s6(world, tmp_path, tries=20, seed=0))
 
 
 def test_a_hostile_retrieval_server_costs_single_rows_an_event(world, tmp_path):
-    hold(input_rows.row_s7(world, tmp_path, tries=4, seed=0))
+    hold(hostile_inputs.row_s7(world, tmp_path, tries=4, seed=0))
 
 
 def test_training_and_talking_need_no_network(world, tmp_path):
     if lacking := no_network.why_not_here():
         pytest.skip(lacking)
-    hold(input_rows.row_s8(world, tmp_path, tries=1, seed=0))
+    hold(hostile_inputs.row_s8(world, tmp_path, tries=1, seed=0))
 
 
 def test_a_copied_run_runs_nothing_and_no_secret_leaks(world, tmp_path):
-    hold(input_rows.row_s9(world, tmp_path, tries=4, seed=0))
+    hold(hostile_inputs.row_s9(world, tmp_path, tries=4, seed=0))
 
 
 def test_templates_sizes_and_fifos_beyond_all_bounds_cost_a_sentence(world, tmp_path):
-    hold(input_rows.row_s10(world, tmp_path, tries=3, seed=0))
+    hold(hostile_inputs.row_s10(world, tmp_path, tries=3, seed=0))

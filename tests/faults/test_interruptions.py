@@ -2,14 +2,14 @@
 
 import pytest
 
-from faults import resume_rows
+from faults import interruptions
 from faults.world import make_world
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
-    return resume_rows.Bench(make_world(folder / "world"), folder, seed=1)
+    return interruptions.Bench(make_world(folder / "world"), folder, seed=1)
 
 
 def held(*rows) -> None:
@@ -18,28 +18,28 @@ def held(*rows) -> None:
 
 
 def test_a_run_killed_at_a_random_moment_ends_as_one_that_was_not(bench):
-    held(*resume_rows.r1_kills(bench, 5))
+    held(*interruptions.r1_kills(bench, 5))
 
 
 def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(bench):
-    held(resume_rows.r2_kills_in_save(bench, rounds=1, every=13))
+    held(interruptions.r2_kills_in_save(bench, rounds=1, every=13))
 
 
 def test_ten_kills_in_one_run_change_nothing(bench):
-    held(resume_rows.r3_ten_kills(bench, 1))
+    held(interruptions.r3_ten_kills(bench, 1))
 
 
 def test_signals_finish_or_drop_an_iteration_whole_and_save(bench):
-    held(resume_rows.r4_signals(bench, 1))
+    held(interruptions.r4_signals(bench, 1))
 
 
 def test_a_disk_that_is_full_limited_or_broken_costs_no_checkpoint(bench):
-    held(resume_rows.r5_disk(bench, 6))
+    held(interruptions.r5_disk(bench, 6))
 
 
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(bench):
-    held(resume_rows.r6_damage(bench, 48, resumed=2))
+    held(interruptions.r6_damage(bench, 48, resumed=2))
 
 
 def test_a_resume_at_any_iteration_uses_the_same_prompts_and_ends_the_same(bench):
-    held(resume_rows.r7_every_iteration(bench, iterations=(0, 1, 4)))
+    held(interruptions.r7_every_iteration(bench, iterations=(0, 1, 4)))
