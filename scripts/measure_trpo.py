@@ -7,7 +7,7 @@ from the same weights and rows: with products that differentiate the KL twice, m
 then at the defaults, which is kept. Every kept step's KL is computed again by transformers' own
 forward. Exits 1 unless the median step backtracks at most 3 times, has 80% of the other's gain over
 root KL, takes 60% of its seconds, and no KL is above the bound. With --write the figures go into
-docs/trust-regions.md.
+docs/updates.md.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tether.ppo.updates import actor, trpo
 from tether.ppo.updates.minibatches import Report
 from tether.types import Experience
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "trust-regions.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "updates.md"
 BACKTRACKS, GAIN, SECONDS = 3, 0.8, 0.6  # what must hold in the median
 KL_ROUNDING = 1e-6  # of float32, between two ways to compute one KL
 
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--exact-every", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="paste into docs/trust-regions.md")
+    parser.add_argument("--write", action="store_true", help="paste into docs/updates.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     exact, usual, excesses = measure(options.iterations, options.exact_every, options.seed)

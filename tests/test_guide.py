@@ -204,6 +204,15 @@ def test_no_relative_link_is_dead(document):
     assert dead_links(document) == []
 
 
+def test_every_page_ends_with_the_next_one():
+    pages = [page for page in documents() if (ROOT / "docs") in page.parents]
+    last = {str(page.relative_to(ROOT)): read(page).rstrip().splitlines()[-1] for page in pages}
+    lost = [page for page, line in last.items() if not re.match(r"(Next: |下一页：).*\]\(", line)]
+    assert lost == []
+    titles = [re.search(r"^# (.+)$", read(page), re.MULTILINE).group(1) for page in pages]
+    assert len(set(titles)) == len(titles)
+
+
 def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
