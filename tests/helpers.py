@@ -65,7 +65,7 @@ def mask_of(sequences: Sequences) -> Tensor:
 
 def read_out(policy, sequences: Sequences, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies with gradients, as the updates take them."""
-    return policy.read(policy.states(sequences), sequences, mask)
+    return policy.log_probs_and_entropies(policy.states(sequences), sequences, mask)
 
 
 def logits_before(model, prompt: list[int], response: list[int]) -> Tensor:

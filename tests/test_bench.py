@@ -85,7 +85,9 @@ def test_the_step_is_given_the_prompts_of_the_job(tiny, tmp_path):
     ids = prompts(4, 6, vocabulary=512)
     job = {**ppo_job(tiny, ids, 5, repeats=1), "scratch": str(tmp_path)}
     config, roles = ppo.build(job)
-    assert sorted(roles.train_prompts.take(0, 4, config.seed, shuffle=True).ids) == sorted(ids)
+    assert sorted(roles.train_prompts.for_iteration(0, 4, config.seed, shuffle=True).ids) == sorted(
+        ids
+    )
     assert config.actor.epochs == 4
     assert config.actor.minibatch_rows == 4
 

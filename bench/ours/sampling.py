@@ -18,7 +18,7 @@ class Limited:
     limit: int
     taken: int = 0
 
-    def take(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         self.taken += 1
         return self.taken >= self.limit
 

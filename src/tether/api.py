@@ -15,7 +15,7 @@ from tether.config.load import load_config, read_recipe, validate_config
 from tether.config.stages import RewardModelConfig, SFTConfig
 from tether.data.chat_templates import fix_date
 from tether.data.messages import render_prompt
-from tether.data.prompts import Reading
+from tether.data.prompts import OnProgress
 from tether.errors import UserError
 from tether.explain.trace import trace_prompt
 from tether.explain.trace_setup import is_ppo_run
@@ -29,9 +29,9 @@ from tether.ppo.roles import build_roles, pick_device
 from tether.ppo.scoring import response_texts
 from tether.rewards.functions import Reward
 from tether.rollout.local import LocalSampler
-from tether.rollout.openai import Endpoint
+from tether.rollout.openai import OpenAIEngine
 from tether.rollout.sampler import Draw, Greedy
-from tether.rollout.tools.build import build_turns
+from tether.rollout.tools.build import build_episode_source
 from tether.run.checkpoint_store import latest_checkpoint
 from tether.run.directory import CONFIG, RUNS, is_run, refuse_taken
 from tether.run.reader import find_runs
@@ -83,7 +83,9 @@ def resume(
     return start(config, reward, watch or Watcher(), True, allow_changed)
 
 
-def check(config: ConfigLike, reward: Reward | None = None, reading: Reading | None = None) -> Plan:
+def check(
+    config: ConfigLike, reward: Reward | None = None, reading: OnProgress | None = None
+) -> Plan:
     """Load and validate everything that a run needs; train nothing, write nothing. Weights that
     are not here or do not fit are planned for by their model's config.json."""
     config = as_config(config)
@@ -149,7 +151,7 @@ def evaluate_endpoint(
     config = load_config(recipe, {**changes, **(overrides or {})})
     here = build_endpoint_evaluation(config, reward)
     try:
-        return evaluate_at_endpoint(Endpoint(url, name, here.vocabulary, key), here, config)
+        return evaluate_at_endpoint(OpenAIEngine(url, name, here.vocabulary, key), here, config)
     finally:
         here.reward.close()
 
@@ -167,7 +169,7 @@ class Talker:
         settings = _rollout_settings(model, trust_run)
         self.model, self.vocabulary = load_plain(model, trust_run)
         fix_date(self.vocabulary.tokenizer, _recorded_day(model))
-        self.episodes = build_turns(settings, self.vocabulary).episodes
+        self.episodes = build_episode_source(settings, self.vocabulary).episodes
         # What tools say counts as well, so that a run with tools needs its own limit.
         usual = settings.max_response_tokens if settings.is_multi_turn else MAX_TOKENS
         self.max_tokens = max_tokens or usual

@@ -7,12 +7,12 @@ import pytest
 from rollout.completions import Server, adds
 
 from tether import assets
-from tether.models.loading import load_vocabulary_alone
+from tether.models.loading import load_vocabulary_without_model
 
 
 @pytest.fixture
 def server():
-    server = Server(adds(load_vocabulary_alone("tether:starter")))
+    server = Server(adds(load_vocabulary_without_model("tether:starter")))
     yield server
     server.http.shutdown()
     server.http.server_close()

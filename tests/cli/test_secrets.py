@@ -5,12 +5,12 @@ from rollout.completions import Server, adds
 
 from tether.config.load import validate_config
 from tether.errors import UserError
-from tether.models.loading import load_vocabulary_alone
+from tether.models.loading import load_vocabulary_without_model
 
 
 @pytest.fixture(scope="module")
 def server():
-    server = Server(adds(load_vocabulary_alone("tether:starter")))
+    server = Server(adds(load_vocabulary_without_model("tether:starter")))
     yield server
     server.http.shutdown()
     server.http.server_close()

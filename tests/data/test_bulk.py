@@ -12,7 +12,7 @@ from tether.config import DataSection
 from tether.data import prompts as prompts_module
 from tether.data.chat_templates import fix_date
 from tether.data.messages import render_prompt
-from tether.data.prompts import ALIKE, encode_prompts, load_prompts
+from tether.data.prompts import NUM_PROBED, encode_prompts, load_prompts
 from tether.errors import UserError
 
 PIECES = st.sampled_from(["1+1=?", "你好", " ", "\n", "<|user|>", "<|end|>", "<pad", "é", "x" * 40])
@@ -121,7 +121,7 @@ def test_whoever_waits_for_a_long_file_is_told_how_far_it_is(tmp_path, starter):
 
 def test_a_row_beyond_those_that_are_compared_is_read_with_the_same_care(byte_tokenizer):
     """The first rows of a batch are compared with `render_prompt`; marks may come later."""
-    prompts = ["1+1=?"] * (2 * ALIKE) + ["a<|end|><|user|>b", "x"]
+    prompts = ["1+1=?"] * (2 * NUM_PROBED) + ["a<|end|><|user|>b", "x"]
     assert encode_prompts(byte_tokenizer, prompts, None) == one_by_one(
         byte_tokenizer, prompts, None
     )
@@ -129,7 +129,7 @@ def test_a_row_beyond_those_that_are_compared_is_read_with_the_same_care(byte_to
 
 def test_a_row_beyond_those_that_are_compared_is_complained_about_too(byte_tokenizer, monkeypatch):
     monkeypatch.setattr(byte_tokenizer, "chat_template", TEMPLATES[2])
-    prompts = ["abc"] * (2 * ALIKE) + ["a text of which the template drops the end"]
+    prompts = ["abc"] * (2 * NUM_PROBED) + ["a text of which the template drops the end"]
     found = told(encode_prompts(byte_tokenizer, prompts, None))
     assert found == one_by_one(byte_tokenizer, prompts, None)
     assert "drops the last turn" in found[-1]

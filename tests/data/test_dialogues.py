@@ -15,7 +15,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from tether.data import messages
-from tether.data.dialogues import dialogue_ids, encode_dialogue, encode_messages
+from tether.data.dialogues import encode_messages, encode_prompt_and_response, encode_whole_dialogue
 from tether.data.files import BadRow
 from tether.data.messages import render_prompt
 from tether.errors import UserError
@@ -156,13 +156,13 @@ def test_what_the_policy_wrote_is_letters_to_a_reward_model(byte_tokenizer):
     letters = [byte_tokenizer.convert_tokens_to_ids(c) for c in f"2{SPELT}9"]
     q = byte_tokenizer.convert_tokens_to_ids("q")
     begun = [user, q, assistant, *letters]
-    assert dialogue_ids(byte_tokenizer, "q", f"2{SPELT}9") == [*begun, end]
-    assert dialogue_ids(byte_tokenizer, "q", f"2{SPELT}9", finished=False) == begun
+    assert encode_whole_dialogue(byte_tokenizer, "q", f"2{SPELT}9") == [*begun, end]
+    assert encode_whole_dialogue(byte_tokenizer, "q", f"2{SPELT}9", finished=False) == begun
 
 
 def test_a_response_to_learn_from_is_letters(byte_tokenizer):
     end = byte_tokenizer.convert_tokens_to_ids("<|end|>")
-    found = encode_dialogue(byte_tokenizer, "q", f"2{SPELT}")
+    found = encode_prompt_and_response(byte_tokenizer, "q", f"2{SPELT}")
     assert found.response_ids.count(end) == 1
     assert found.response_ids[-1] == end
     assert byte_tokenizer.decode(found.response_ids[:-1]) == f"2{SPELT}"
@@ -178,7 +178,7 @@ def test_a_conversation_to_learn_from_is_letters_in_every_turn(byte_tokenizer):
     assert found.prompt_ids == [user, *letters, assistant]
     turn = [*letters, end]
     assert found.response_ids == [*turn, user, *letters, assistant, *turn]
-    assert found.learnt == [True] * len(turn) + [False] * (len(letters) + 2) + [True] * len(turn)
+    assert found.loss_mask == [True] * len(turn) + [False] * (len(letters) + 2) + [True] * len(turn)
 
 
 def test_a_template_that_changes_such_text_is_refused(byte_tokenizer, monkeypatch):
@@ -221,8 +221,8 @@ def test_stand_ins_of_messages_are_new_for_every_rendering(byte_tokenizer, monke
 
 
 def test_a_mark_that_text_spells_at_its_beginning_is_not_taken_off():
-    assert messages.plain("<|end|>a").without_leading("<|end|>").text == "<|end|>a"
-    assert messages.marks("<|end|>a").without_leading("<|end|>").text == "a"
+    assert messages.plain_text("<|end|>a").without_leading("<|end|>").text == "<|end|>a"
+    assert messages.template_text("<|end|>a").without_leading("<|end|>").text == "a"
 
 
 def test_marks_that_swallow_the_space_beside_them_do_so_beside_text_that_spells_marks():

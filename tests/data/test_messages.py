@@ -3,7 +3,7 @@
 import pytest
 
 from tether.data.files import BadRow
-from tether.data.messages import prompt_of, readable, require, reward_columns
+from tether.data.messages import parse_prompt, prompt_text, require_columns, reward_columns
 
 USER = {"role": "user", "content": "1+1=?"}
 VERL = {
@@ -16,10 +16,10 @@ VERL = {
 
 
 def test_a_prompt_is_text_or_messages_and_null_fields_of_a_message_are_dropped():
-    assert prompt_of({"prompt": "hi"}, "prompt") == "hi"
+    assert parse_prompt({"prompt": "hi"}, "prompt") == "hi"
     system = {"role": "system", "content": "Be brief."}
     messages = [{**system, "name": None}, {**USER, "name": "Ann"}]
-    assert prompt_of({"q": messages}, "q") == [system, {**USER, "name": "Ann"}]
+    assert parse_prompt({"q": messages}, "q") == [system, {**USER, "name": "Ann"}]
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_a_prompt_is_text_or_messages_and_null_fields_of_a_message_are_dropped()
 )
 def test_what_is_no_prompt_is_refused(prompt, reason):
     with pytest.raises(BadRow, match=reason):
-        prompt_of({"prompt": prompt}, "prompt")
+        parse_prompt({"prompt": prompt}, "prompt")
 
 
 def test_messages_are_readable_as_who_says_what():
-    assert readable([USER]) == "1+1=?"
-    assert readable([{"role": "system", "content": "Add."}, USER]) == "system: Add.\nuser: 1+1=?"
+    assert prompt_text([USER]) == "1+1=?"
+    assert prompt_text([{"role": "system", "content": "Add."}, USER]) == "system: Add.\nuser: 1+1=?"
 
 
 def test_verls_ground_truth_comes_out_of_the_reward_model():
@@ -75,17 +75,17 @@ def test_a_name_for_what_is_not_there_is_refused(path):
 
 
 def test_a_column_that_the_reward_wants_must_be_there_and_not_null():
-    require(["answer"], {"answer": ""})
+    require_columns(["answer"], {"answer": ""})
     with pytest.raises(
         BadRow, match=r"asks for 'answer', but it has only a, b; .*data\.columns\.a"
     ):
-        require(["answer"], {"a": 1, "b": 2})
+        require_columns(["answer"], {"a": 1, "b": 2})
     with pytest.raises(BadRow, match="asks for 'answer', but it is null there"):
-        require(["answer"], {"answer": None})
+        require_columns(["answer"], {"answer": None})
 
 
 @pytest.mark.parametrize("name", ["completion_ids", "trainer_state"])
 def test_what_only_trl_hands_over_is_not_asked_of_the_data(name):
     with pytest.raises(BadRow, match=rf"{name}'.*give the parameter a default, or take it by"):
-        require([name], {"answer": "2"})
-    require([name], {name: [1, 2]})  # unless the data have such a column
+        require_columns([name], {"answer": "2"})
+    require_columns([name], {name: [1, 2]})  # unless the data have such a column

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.data.prompts import PromptSet, earliest, exact, turn
+from tether.data.prompts import PromptSet, as_fraction, file_at, first_rows
 from tether.types import Prompts
 
 
 def order(length: int, *weights: float) -> str:
-    exacts = [exact(weight) for weight in weights]
-    return "".join("ABCD"[turn(n, exacts)[0]] for n in range(length))
+    exacts = [as_fraction(weight) for weight in weights]
+    return "".join("ABCD"[file_at(n, exacts)[0]] for n in range(length))
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def test_turns_are_dealt_evenly_by_weight(weights, turns):
 
 
 def test_a_weight_means_what_was_written_not_the_nearest_binary_fraction():
-    assert exact(0.1) == Fraction(1, 10)
-    assert exact(1e-05) == Fraction(1, 100_000)
+    assert as_fraction(0.1) == Fraction(1, 10)
+    assert as_fraction(1e-05) == Fraction(1, 100_000)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 5))
 def test_counts_are_exact_after_every_round_and_no_turn_is_lost(weights, rounds):
     """A file's turns are numbered 0, 1, 2, …: its own stream has neither gap nor repetition."""
     exacts = [Fraction(weight) for weight in weights]
-    turns = [turn(n, exacts) for n in range(rounds * sum(weights))]
+    turns = [file_at(n, exacts) for n in range(rounds * sum(weights))]
     for file, weight in enumerate(weights):
         assert [number for f, number in turns if f == file] == list(range(rounds * weight))
 
@@ -49,18 +49,18 @@ def test_counts_are_exact_after_every_round_and_no_turn_is_lost(weights, rounds)
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=4), st.integers(0, 10**12))
 def test_a_late_position_needs_no_earlier_one(weights, position):
     """Within one prompt a file of the share, wherever one looks."""
-    exacts = [exact(weight) for weight in weights]
-    file, before = turn(position, exacts)
+    exacts = [as_fraction(weight) for weight in weights]
+    file, before = file_at(position, exacts)
     share = exacts[file] / sum(exacts)
     assert abs(before - position * share) <= len(weights)
 
 
 def test_the_first_rows_follow_the_weights_until_a_file_runs_out():
     """Row j of a file of weight w is due at j/w: A at 0, 1/2, 1, 3/2, …, B at 0, 1."""
-    found = earliest(8, [9, 2], [Fraction(2), Fraction(1)])
+    found = first_rows(8, [9, 2], [Fraction(2), Fraction(1)])
     assert "".join("AB"[file] for file, _ in found) == "ABAABAAA"
     assert found == [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1), (0, 3), (0, 4), (0, 5)]
-    assert len(earliest(99, [9, 2], [Fraction(2), Fraction(1)])) == 11
+    assert len(first_rows(99, [9, 2], [Fraction(2), Fraction(1)])) == 11
 
 
 def mixed(sizes: list[int], weights: list[float]) -> PromptSet:
@@ -75,7 +75,9 @@ def mixed(sizes: list[int], weights: list[float]) -> PromptSet:
 def test_each_file_goes_through_its_own_data_passes():
     """Weights 3 and 1, files of 6 and 4 rows: 16 prompts are 12 of A (two passes), 4 of B (one)."""
     data = mixed([6, 4], [3.0, 1.0])
-    stream = [text for i in range(4) for text in data.take(i, 4, seed=5, shuffle=True).texts]
+    stream = [
+        text for i in range(4) for text in data.for_iteration(i, 4, seed=5, shuffle=True).texts
+    ]
     assert [text[0] for text in stream] == list("AAAB" * 4)
     counts = Counter(stream)
     assert {text: counts[text] for text in data.prompts.texts} == {
@@ -88,12 +90,21 @@ def test_each_file_goes_through_its_own_data_passes():
 
 def test_without_shuffling_each_file_is_in_file_order():
     data = mixed([3, 2], [1.0, 1.0])
-    assert data.take(0, 8, 0, False).texts == ["A0", "B0", "A1", "B1", "A2", "B0", "A0", "B1"]
+    assert data.for_iteration(0, 8, 0, False).texts == [
+        "A0",
+        "B0",
+        "A1",
+        "B1",
+        "A2",
+        "B0",
+        "A0",
+        "B1",
+    ]
 
 
 def test_two_files_are_shuffled_each_in_its_own_order():
     data = mixed([50, 50], [1.0, 1.0])
-    taken = data.take(0, 100, 0, True).texts
+    taken = data.for_iteration(0, 100, 0, True).texts
     a, b = ([int(text[1:]) for text in taken if text[0] == letter] for letter in "AB")
     assert sorted(a) == sorted(b) == list(range(50))
     assert a != b
@@ -101,4 +112,4 @@ def test_two_files_are_shuffled_each_in_its_own_order():
 
 def test_a_list_of_one_file_is_that_file():
     alone, listed = mixed([9], [1.0]), mixed([9], [0.2])
-    assert alone.take(3, 4, 1, True) == listed.take(3, 4, 1, True)
+    assert alone.for_iteration(3, 4, 1, True) == listed.for_iteration(3, 4, 1, True)

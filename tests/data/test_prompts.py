@@ -184,7 +184,7 @@ def test_left_out_rows_are_named_and_the_others_keep_their_lines(load):
     """Line 2 is broken, so the second prompt stands on line 3."""
     found = load(GOOD + b"[]\n" + GOOD, on_bad_row="skip")
     assert found.first(9).positions == [0, 2]
-    assert sorted(found.take(0, 2, 0, True).positions) == [0, 2]
+    assert sorted(found.for_iteration(0, 2, 0, True).positions) == [0, 2]
     [problem] = found.broken
     assert "rows.jsonl, line 2: it holds list" in problem
 
@@ -215,7 +215,7 @@ def test_files_are_mixed_and_every_prompt_knows_its_file_and_line(tmp_path, byte
     files = [{"path": str(a), "weight": 3}, {"path": str(b)}]
     section = DataSection(train=files)
     found = load_prompts(section.files("train"), section, byte_tokenizer)
-    taken = found.take(0, 4, 0, False)
+    taken = found.for_iteration(0, 4, 0, False)
     assert taken.files == [str(a)] * 3 + [str(b)]
     assert taken.positions == [0, 1, 2, 1]  # a CSV's first row stands on its second line
 
@@ -232,24 +232,24 @@ def test_every_prompt_comes_once_a_data_pass_across_iterations(size, count, seed
     """Windows wrap in mid-iteration; read out of order, as after a restart, they are the same."""
     data = numbered(size)
     iterations = -(-3 * size // count)
-    windows = {i: data.take(i, count, seed, shuffle) for i in reversed(range(iterations))}
+    windows = {i: data.for_iteration(i, count, seed, shuffle) for i in reversed(range(iterations))}
     stream = [p for i in range(iterations) for p in windows[i].positions]
     for data_pass in range(3):
         assert sorted(stream[data_pass * size : (data_pass + 1) * size]) == list(range(size))
 
 
 def test_each_data_pass_has_a_fresh_order():
-    orders = [tuple(numbered(20).take(i, 20, 0, True).positions) for i in range(4)]
+    orders = [tuple(numbered(20).for_iteration(i, 20, 0, True).positions) for i in range(4)]
     assert len(set(orders)) == 4
-    assert tuple(numbered(20).take(0, 20, 1, True).positions) not in orders
+    assert tuple(numbered(20).for_iteration(0, 20, 1, True).positions) not in orders
 
 
 def test_without_shuffling_the_file_order_wraps():
-    assert numbered(5).take(1, 3, 0, False).positions == [3, 4, 0]
+    assert numbered(5).for_iteration(1, 3, 0, False).positions == [3, 4, 0]
 
 
 def test_a_window_keeps_text_ids_columns_and_line_together():
-    taken = numbered(9).take(2, 7, 0, True)
+    taken = numbered(9).for_iteration(2, 7, 0, True)
     assert taken.texts == [str(p) for p in taken.positions]
     assert taken.ids == [[p] for p in taken.positions]
 

@@ -148,7 +148,7 @@ def learn(kind: str) -> dict:
 
     def policy_terms(batch: Minibatch) -> LossTerms:
         states = policy.states(batch.sequences)
-        new, entropies = policy.read(states, batch.sequences, batch.response_mask)
+        new, entropies = policy.log_probs_and_entropies(states, batch.sequences, batch.response_mask)
         loss = clip_policy_loss(new, batch.old_log_probs, batch.policy_advantages, 0.2, 0.2)
         loss = weighted_sum(loss.per_token - 0.1 * entropies, batch.weights)
         return LossTerms(loss, {"loss": loss})

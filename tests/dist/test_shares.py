@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from helpers import sequences_of
 from hypothesis import given
 
-from tether.data.batching import own_microbatches, stack
+from tether.data.batching import own_microbatches, concat_rollouts
 from tether.dist import world as worlds
-from tether.data.batching import balanced, block
+from tether.data.batching import balance, own_rows
 from tether.dist.world import World
 from tether.types import Call, Rollout
 
@@ -36,14 +36,14 @@ def as_replica(monkeypatch):
 
 def test_the_dearest_piece_goes_to_who_has_least():
     # 9 | 7 | 7, then 5 to the first 7, 4 to the other 7, and 3 to the 9, which has least by then.
-    assert balanced([3, 9, 4, 7, 7, 5], 3) == [[0, 1], [3, 5], [2, 4]]
-    assert balanced([1, 1, 1], 1) == [[0, 1, 2]]
-    assert balanced([2], 3) == [[0], [], []]
+    assert balance([3, 9, 4, 7, 7, 5], 3) == [[0, 1], [3, 5], [2, 4]]
+    assert balance([1, 1, 1], 1) == [[0, 1, 2]]
+    assert balance([2], 3) == [[0], [], []]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 5))
 def test_shares_hold_every_piece_once_and_differ_by_one_piece_at_most(costs, shares):
-    found = balanced(costs, shares)
+    found = balance(costs, shares)
     assert sorted(piece for share in found for piece in share) == list(range(len(costs)))
     loads = [sum(costs[piece] for piece in share) for share in found]
     assert max(loads) - min(loads) <= max(costs)
@@ -53,7 +53,7 @@ def test_blocks_are_neighbours_and_cover_the_rows(as_replica):
     found = []
     for rank in range(3):
         as_replica(rank, 3)
-        found.append(list(block(7)))
+        found.append(list(own_rows(7)))
     assert found == [[0, 1], [2, 3], [4, 5, 6]]
 
 
@@ -88,10 +88,10 @@ def rollout(prompts: list[list[int]], responses: list[list[int]], calls=()) -> R
 def test_rollouts_are_stacked_in_row_order_whatever_their_widths():
     call = Call(0, "search", "x", "y", 0.1)
     narrow, wide = rollout([[1], [2, 3]], [[4], [5, 6]]), rollout([[7, 8, 9]], [[1, 2, 3]])
-    found = stack([narrow, wide])
+    found = concat_rollouts([narrow, wide])
     expected = rollout([[1], [2, 3], [7, 8, 9]], [[4], [5, 6], [1, 2, 3]])
     for name, value in vars(expected).items():
         same = getattr(found, name)
         assert torch.equal(same, value) if torch.is_tensor(value) else same == value
-    with_calls = stack([narrow, rollout([[7]], [[1]], calls=((call,),))])
+    with_calls = concat_rollouts([narrow, rollout([[7]], [[1]], calls=((call,),))])
     assert with_calls.calls == ((), (), (call,))

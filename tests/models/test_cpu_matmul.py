@@ -8,14 +8,14 @@ from conftest import tiny_llama
 from torch import nn
 
 from tether.models import cpu_matmul
-from tether.models.cpu_matmul import OneDnnLinear, Product, product, use_onednn
+from tether.models.cpu_matmul import OneDnnLinear, OneDnnMatmul, matmul_transposed, use_onednn
 
-needs_onednn = pytest.mark.skipif(not cpu_matmul.ON_BOARD, reason="torch without oneDNN on x86")
+needs_onednn = pytest.mark.skipif(not cpu_matmul.HAS_ONEDNN, reason="torch without oneDNN on x86")
 
 
 @pytest.fixture(autouse=True)
 def however_small(monkeypatch):
-    monkeypatch.setattr(cpu_matmul, "WORTH_IT", 1)
+    monkeypatch.setattr(cpu_matmul, "MIN_WEIGHTS", 1)
 
 
 def matrices(*shapes):
@@ -55,7 +55,7 @@ def test_gradients_of_gradients_are_those_of_float64():
         return torch.autograd.grad(first.square().sum(), (x, w))
 
     x, w = (m.requires_grad_() for m in matrices((5, 24), (40, 24)))
-    found = twice(x, w, lambda x, w: Product.apply(x, w, None))
+    found = twice(x, w, lambda x, w: OneDnnMatmul.apply(x, w, None))
     x, w = (m.detach().double().requires_grad_() for m in (x, w))
     for a, b in zip(found, twice(x, w, lambda x, w: x @ w.T), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
@@ -67,19 +67,19 @@ def test_matrices_with_gaps_or_turned_are_multiplied_right(turned):
     a, b = a[:, ::2], b[:, 3:35]
     if turned:
         a, b = a.T.contiguous().T, b.T.contiguous().T
-    close(product(a, b), a.double() @ b.double().T)
+    close(matmul_transposed(a, b), a.double() @ b.double().T)
 
 
 def test_a_gradient_that_repeats_one_number_is_multiplied_right():
     """sum() sends an expanded number back, whose strides are 0."""
     x, w = (m.requires_grad_() for m in matrices((6, 24), (40, 24)))
-    Product.apply(x, w, None).sum().backward()
+    OneDnnMatmul.apply(x, w, None).sum().backward()
     close(x.grad, w.detach().double().sum(dim=0).expand(6, -1))
     close(w.grad, x.detach().double().sum(dim=0).expand(40, -1))
 
 
 def test_no_rows_give_no_rows():
-    assert product(torch.zeros(0, 24), torch.zeros(40, 24)).shape == (0, 40)
+    assert matmul_transposed(torch.zeros(0, 24), torch.zeros(40, 24)).shape == (0, 40)
 
 
 def test_other_float_types_are_left_to_torch():

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tether.errors import UserError
-from tether.models.loading import load_causal_lm, load_vocabulary_alone, outline
+from tether.models.loading import load_causal_lm, load_on_meta, load_vocabulary_without_model
 from tether.models.reward_model import load_reward_model
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def spoil(tiny_model_dir, tmp_path):
 def tries(name: str):
     """Every way in which a model directory is opened."""
     yield lambda: load_causal_lm(name, "float32", CPU)
-    yield lambda: outline(AutoModelForCausalLM, name, "float32")
+    yield lambda: load_on_meta(AutoModelForCausalLM, name, "float32")
     yield lambda: load_reward_model(name, "float32", CPU, 1000)
 
 
@@ -82,4 +82,4 @@ def test_whatever_transformers_raises_over_a_config_is_one_sentence(spoil):
 def test_an_eos_that_is_no_id_is_refused_by_its_name(spoil, eos):
     name = spoil("generation_config.json", eos_token_id=eos)
     with pytest.raises(UserError, match="as an EOS token; eos_token_id in its generation_config"):
-        load_vocabulary_alone(name)
+        load_vocabulary_without_model(name)

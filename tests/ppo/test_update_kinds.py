@@ -521,7 +521,7 @@ def test_remax_takes_off_what_the_greedy_response_to_the_same_prompt_scored(buil
         return 0.1 * len(response) + (ord(response[0]) % 7 if response else 0)
 
     roles, config = build(reward, advantage__estimator="remax", kl__in_reward__coef=0.0)
-    prompts = roles.train_prompts.take(0, 6, config.seed, config.data.shuffle)
+    prompts = roles.train_prompts.for_iteration(0, 6, config.seed, config.data.shuffle)
     baselines = [reward(slow_greedy(roles, ids, 12)) for ids in prompts.ids]
     assert len(set(baselines)) > 1
     with torch.enable_grad():
@@ -607,7 +607,9 @@ def test_the_exact_penalty_is_the_kl_from_the_old_policy_over_the_vocabulary(bui
     rows = torch.arange(len(experience))
     batch = minibatches.make_minibatch(experience, rows, "token_mean", 12)
     states = roles.actor.states(batch.sequences)
-    new_log_probs, _ = roles.actor.read(states, batch.sequences, batch.response_mask)
+    new_log_probs, _ = roles.actor.log_probs_and_entropies(
+        states, batch.sequences, batch.response_mask
+    )
     found = kl_from_old(new_log_probs, states, batch, roles, old_policy)
 
     slow = torch.zeros_like(found)

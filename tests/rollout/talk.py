@@ -3,7 +3,7 @@
 from tether.config import RolloutSection
 from tether.models.loading import Vocabulary
 from tether.rollout.sampler import Done
-from tether.rollout.tools.tool import Tool, Toolbox
+from tether.rollout.tools.tool import Tool, ToolHandler
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.rollout.turns import MultiTurn
 
@@ -22,7 +22,7 @@ OTHER = Tool("other", "<other>{}</other>", "<result>{}</result>", echo, 5.0)
 
 
 def episode(tokenizer, tools=(ECHO, OTHER), **fields) -> MultiTurn:
-    toolbox = Toolbox(tools)
+    toolbox = ToolHandler(tools)
     eos_ids = frozenset([tokenizer.eos_token_id])
     turn_tokens = TurnTokenizer(tokenizer, eos_ids, toolbox.end_marks)
     return MultiTurn([1, 2], toolbox, turn_tokens, settings(**fields))
@@ -38,7 +38,7 @@ def say(episode: MultiTurn, text: str) -> str | None:
     tokenizer = episode.turn_tokens.tokenizer
     ids = tokenizer(text, add_special_tokens=False).input_ids
     for at, token in enumerate(ids):
-        if episode.take(token):
+        if episode.add_token(token):
             episode.unsaid = tokenizer.decode(ids[at + 1 :])
             answer = episode.answer()
             return None if isinstance(answer, Done) else tokenizer.decode(answer.ids)

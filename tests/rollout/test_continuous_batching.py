@@ -112,7 +112,7 @@ class Chatty:
     def __init__(self, prompt_ids, observations):
         self.prompt_ids, self.observations, self.taken = prompt_ids, list(observations), 0
 
-    def take(self, token):
+    def add_token(self, token):
         self.taken += 1
         return self.taken % 3 == 0
 
@@ -164,8 +164,8 @@ def test_an_adapter_is_merged_for_the_rollout_and_the_base_is_untouched():
 
 def test_packed_weights_give_the_same_numbers_and_are_left_afterwards(tiny_model, monkeypatch):
     plain = sampled(tiny_model, PROMPTS)
-    monkeypatch.setattr(cpu_matmul, "WORTH_PACKING", 1)
-    with cpu_matmul.packed(tiny_model):
+    monkeypatch.setattr(cpu_matmul, "MIN_PACKED_WEIGHTS", 1)
+    with cpu_matmul.packed_weights(tiny_model):
         layers = [layer for layer in tiny_model.modules() if "forward" in vars(layer)]
     assert len(layers) == sum(type(m) is torch.nn.Linear for m in tiny_model.modules())
     found = sampled(tiny_model, PROMPTS)

@@ -57,7 +57,7 @@ class Talk:
     heard: list[int] = field(default_factory=list)
     turns: int = 0
 
-    def take(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         self.heard.append(token)
         return token % self.every == 0
 

@@ -151,7 +151,7 @@ class Tool:
     stops: tuple[int, ...] = STOPS
     turns: list[list[int]] = field(default_factory=lambda: [[]])
 
-    def take(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         self.turns[-1].append(token)
         return token in self.stops
 

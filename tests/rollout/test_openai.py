@@ -8,10 +8,10 @@ from helpers import response
 from rollout.completions import Server, adds, choice
 from tether import api, assets
 from tether.errors import UserError
-from tether.models.loading import load_vocabulary_alone
+from tether.models.loading import load_vocabulary_without_model
 from tether.rollout import openai
 from tether.rollout.engine import EngineSampler
-from tether.rollout.openai import Endpoint, completions_url
+from tether.rollout.openai import OpenAIEngine, completions_url
 from tether.rollout.sampler import Draw, Greedy, SingleTurn
 
 
@@ -32,11 +32,11 @@ def serve(monkeypatch):
 
 @pytest.fixture(scope="module")
 def vocabulary():
-    return load_vocabulary_alone("tether:starter")
+    return load_vocabulary_without_model("tether:starter")
 
 
 def ask(server: Server, vocabulary, prompts=("3+4=",), limit=16, choice=None, **options):
-    engine = Endpoint(server.url, "m", vocabulary, **options)
+    engine = OpenAIEngine(server.url, "m", vocabulary, **options)
     rows = [SingleTurn(vocabulary.tokenizer(p).input_ids) for p in prompts]
     return EngineSampler(engine, vocabulary.eos_ids, limit, 0.8).run(rows, choice or Greedy())
 
@@ -149,11 +149,11 @@ def test_an_address_may_be_written_short_or_long(url):
 
 def test_an_address_needs_its_scheme(vocabulary):
     with pytest.raises(UserError, match="write http://HOST:PORT"):
-        Endpoint("localhost:8000", "m", vocabulary)
+        OpenAIEngine("localhost:8000", "m", vocabulary)
 
 
 def test_it_cannot_be_trained(serve, vocabulary, tiny_model):
-    engine = Endpoint("http://h:1", "m", vocabulary)
+    engine = OpenAIEngine("http://h:1", "m", vocabulary)
     sampler = EngineSampler(engine, vocabulary.eos_ids, 8, 1.0)
     with pytest.raises(UserError, match="can be evaluated"):
         sampler.sync(tiny_model, 0)
@@ -166,13 +166,13 @@ def test_the_vocabulary_alone_is_the_one_that_comes_with_the_model(tmp_path):
 
     for name in ("tether:starter", "tether:search_starter"):
         model = load_causal_lm(name, "float32", torch.device("cpu"))
-        assert load_vocabulary_alone(name).eos_ids == load_vocabulary(name, model).eos_ids
+        assert load_vocabulary_without_model(name).eos_ids == load_vocabulary(name, model).eos_ids
     bare = tmp_path / "bare"
     bare.mkdir()
     for file in assets.resolve("tether:starter").iterdir():
         if file.name not in ("generation_config.json", "model.safetensors"):
             (bare / file.name).write_bytes(file.read_bytes())
-    assert load_vocabulary_alone(str(bare)).eos_ids == frozenset({1})
+    assert load_vocabulary_without_model(str(bare)).eos_ids == frozenset({1})
 
 
 def test_python_may_ask_as_well(serve, vocabulary):

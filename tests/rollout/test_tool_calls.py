@@ -6,11 +6,11 @@ import time
 import pytest
 
 from tether.rollout import tool_calls
-from tether.rollout.tool_calls import AT_ONCE, Refused, Request, call_all
+from tether.rollout.tool_calls import MAX_PARALLEL_CALLS, InvalidArguments, ToolRequest, call_all
 
 
-def request(run, arguments: str = "", timeout_seconds: float = 5.0) -> Request:
-    return Request("t", arguments, run, timeout_seconds, "{}")
+def request(run, arguments: str = "", timeout_seconds: float = 5.0) -> ToolRequest:
+    return ToolRequest("t", arguments, run, timeout_seconds, "{}")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_calls_run_at_the_same_time_but_not_too_many():
         return text
 
     assert len(call_all([request(run) for _ in range(40)])) == 40
-    assert 1 < most <= AT_ONCE
+    assert 1 < most <= MAX_PARALLEL_CALLS
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()])
@@ -64,7 +64,7 @@ def test_whatever_a_tool_raises_is_its_own_failure(error):
 
 def test_a_refusal_is_the_fault_of_the_arguments():
     def run(text):
-        raise Refused("write a number")
+        raise InvalidArguments("write a number")
 
     [returned] = call_all([request(run)])
     assert (returned.fault, returned.error) == ("policy", "write a number")
@@ -72,11 +72,13 @@ def test_a_refusal_is_the_fault_of_the_arguments():
 
 def test_hanging_calls_cost_their_limit_and_the_others_nothing(gate):
     """More hang than may run at once: they are abandoned, so the queue goes on."""
-    hanging = [request(lambda _: gate.wait(), timeout_seconds=0.3) for _ in range(AT_ONCE + 4)]
+    hanging = [
+        request(lambda _: gate.wait(), timeout_seconds=0.3) for _ in range(MAX_PARALLEL_CALLS + 4)
+    ]
     began = time.perf_counter()
     returned = call_all([*hanging, request(lambda text: "fine")])
     assert time.perf_counter() - began < 3
-    assert [one.fault for one in returned] == ["tool"] * (AT_ONCE + 4) + [None]
+    assert [one.fault for one in returned] == ["tool"] * (MAX_PARALLEL_CALLS + 4) + [None]
     assert returned[-1].value == "fine"
 
 

@@ -31,7 +31,7 @@ from tether.errors import RunStopped, UserError
 from tether.models.lora import add_adapter, trainable_parameters
 from tether.ppo.roles import build_roles
 from tether.rollout import vllm
-from tether.rollout.engine import EngineSampler, Request
+from tether.rollout.engine import EngineSampler, GenerationRequest
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Draw, Greedy, SingleTurn
 
@@ -96,7 +96,7 @@ def test_weights_have_a_checkpoint_s_names_and_an_adapter_is_merged():
 
 
 def test_the_written_shape_has_a_head_of_its_own(tmp_path, tiny_model):
-    vllm.write_shape(tiny_model, None, tmp_path)
+    vllm.write_config(tiny_model, None, tmp_path)
     written = type(tiny_model.config).from_pretrained(tmp_path)
     assert written.tie_word_embeddings is False
     assert written.architectures == ["LlamaForCausalLM"]
@@ -157,7 +157,7 @@ def head_of(value: float):
 
 def test_the_process_takes_weights_samples_and_says_how_it_failed(fake):
     engine = vllm.VllmProcess(SETTINGS)
-    ask = [Request([3, 4], 2, 1.0, 17), Request([5, 6, 7], 3, 1.0, 18)]
+    ask = [GenerationRequest([3, 4], 2, 1.0, 17), GenerationRequest([5, 6, 7], 3, 1.0, 18)]
     for token in (9, 21):
         engine.load(head_of(token))
         first, second = engine.generate(ask)
@@ -166,12 +166,12 @@ def test_the_process_takes_weights_samples_and_says_how_it_failed(fake):
     child = engine.child
     assert [path.name for path in child.folder.glob("*.safetensors")] == []
     with pytest.raises(RunStopped, match="vLLM failed: RuntimeError: out of blocks"):
-        engine.generate([Request([14], 2, 1.0, 0)])
+        engine.generate([GenerationRequest([14], 2, 1.0, 0)])
     assert child.process.poll() is not None
     assert not child.folder.exists()
     engine.load(head_of(2))  # a new process
     with pytest.raises(RunStopped, match="The process of vLLM ended with code 5"):
-        engine.generate([Request([13], 2, 1.0, 0)])
+        engine.generate([GenerationRequest([13], 2, 1.0, 0)])
 
 
 def test_a_model_that_vllm_refuses_is_one_sentence_and_leaves_no_process(fake):
@@ -195,15 +195,15 @@ def test_shared_memory_that_is_too_small_is_one_sentence(tmp_path):
 
 
 def test_what_a_killed_run_left_in_shared_memory_is_removed_by_the_next(tmp_path):
-    running, lock = vllm.make_folder(tmp_path)
+    running, lock = vllm.make_locked_folder(tmp_path)
     killed = os.fork()
     if killed == 0:
-        left, _ = vllm.make_folder(tmp_path)
+        left, _ = vllm.make_locked_folder(tmp_path)
         (left / vllm.WEIGHTS).write_bytes(b"weights")
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(killed, 0)[1] == signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2
-    mine, own = vllm.make_folder(tmp_path)
+    mine, own = vllm.make_locked_folder(tmp_path)
     assert {*tmp_path.iterdir()} == {running, mine}
     os.close(lock)
     os.close(own)
@@ -360,10 +360,10 @@ def test_a_text_that_ends_a_turn_ends_it_and_costs_nothing_more(byte_tokenizer):
     settings = vllm.Settings((256,), 64, 10**8, 1, reads_text=True)
     engine, model = vllm.VllmProcess(settings, byte_tokenizer), make("llama")
     engine.load(model)
-    [free] = engine.generate([Request([5, 9], 30, 0.0, 0)])
+    [free] = engine.generate([GenerationRequest([5, 9], 30, 0.0, 0)])
     text = byte_tokenizer.decode(free.ids)
     mark = next(text[at : at + 2] for at in range(4, 20) if text[at : at + 2].isascii())
-    [stopped] = engine.generate([Request([5, 9], 30, 0.0, 0, stop=(mark,))])
+    [stopped] = engine.generate([GenerationRequest([5, 9], 30, 0.0, 0, stop=(mark,))])
     engine.close()
     assert stopped.ids == free.ids[: len(stopped.ids)]
     assert byte_tokenizer.decode(stopped.ids).endswith(mark)

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tether import api
 from tether.algo.losses import bradley_terry_losses
 from tether.config.stages import PreferenceSection
-from tether.data.dialogues import Pair, dialogue_ids, load_pairs
+from tether.data.dialogues import PreferencePair, encode_whole_dialogue, load_pairs
 from tether.errors import UserError
 from tether.models.reward_model import start_reward_model
 from tether.stages.reward_model import Bin, RewardModelStage, reliability
@@ -54,9 +54,9 @@ def test_the_loss_and_its_slope_are_those_of_a_logistic_curve(difference, loss, 
 
 
 PAIRS = [
-    Pair([1, 2, 3, 4, 5], [1, 2, 3, 9]),
-    Pair([6, 7], [6, 8, 8, 8, 8, 8, 8, 8]),
-    Pair([10, 11, 12], [10, 11, 13]),
+    PreferencePair([1, 2, 3, 4, 5], [1, 2, 3, 9]),
+    PreferencePair([6, 7], [6, 8, 8, 8, 8, 8, 8, 8]),
+    PreferencePair([10, 11, 12], [10, 11, 13]),
 ]
 
 
@@ -136,7 +136,7 @@ def section(tmp_path):
     return PreferenceSection(train=str(tmp_path / "pairs.jsonl"))
 
 
-def loaded(rows: list, section: PreferenceSection, tokenizer, context=None) -> list[Pair]:
+def loaded(rows: list, section: PreferenceSection, tokenizer, context=None) -> list[PreferencePair]:
     write_rows(Path(section.train), rows)
     return load_pairs(section.train, section, tokenizer, context)
 
@@ -151,7 +151,7 @@ def test_texts_messages_and_whole_conversations_say_the_same(byte_tokenizer, sec
         {"chosen": [ask, good], "rejected": [ask, bad]},
     ]
     a, b, c, d, e = letters(byte_tokenizer, "abcde")
-    pair = Pair([USER, a, b, ASSISTANT, c, EOS], [USER, a, b, ASSISTANT, d, e, EOS])
+    pair = PreferencePair([USER, a, b, ASSISTANT, c, EOS], [USER, a, b, ASSISTANT, d, e, EOS])
     assert loaded(rows, section, byte_tokenizer) == [pair] * 4
 
 
@@ -163,15 +163,15 @@ def test_the_ending_is_the_templates_own_and_one_cut_off_has_none(byte_tokenizer
     monkeypatch.setattr(byte_tokenizer, "chat_template", ended)
     a, b = letters(byte_tokenizer, "ab")
     begun = [USER, a, 257, ASSISTANT, b]
-    assert dialogue_ids(byte_tokenizer, "a", "b") == [*begun, 257]
-    assert dialogue_ids(byte_tokenizer, "a", "b", finished=False) == begun
+    assert encode_whole_dialogue(byte_tokenizer, "a", "b") == [*begun, 257]
+    assert encode_whole_dialogue(byte_tokenizer, "a", "b", finished=False) == begun
 
 
 def test_without_a_template_texts_are_joined(byte_tokenizer, monkeypatch):
     monkeypatch.setattr(byte_tokenizer, "chat_template", None)
     a, b = letters(byte_tokenizer, "ab")
-    assert dialogue_ids(byte_tokenizer, "a", "b") == [a, b, EOS]
-    assert dialogue_ids(byte_tokenizer, "a", "b", finished=False) == [a, b]
+    assert encode_whole_dialogue(byte_tokenizer, "a", "b") == [a, b, EOS]
+    assert encode_whole_dialogue(byte_tokenizer, "a", "b", finished=False) == [a, b]
 
 
 BAD_ROWS = {

@@ -17,8 +17,8 @@ from tether.config import Config
 from tether.config.stages import ConversationSection, SFTConfig
 from tether.data.dialogues import (
     Conversation,
-    encode_dialogue,
     encode_messages,
+    encode_prompt_and_response,
     load_conversations,
 )
 from tether.errors import UserError
@@ -50,10 +50,10 @@ def write_rows(path: Path, rows: list) -> str:
 
 
 def test_a_response_is_learnt_with_its_end_and_the_prompt_is_only_read(byte_tokenizer):
-    found = encode_dialogue(byte_tokenizer, "2+2=?", "4")
+    found = encode_prompt_and_response(byte_tokenizer, "2+2=?", "4")
     assert found.prompt_ids == [USER, *letters(byte_tokenizer, "2+2=?"), ASSISTANT]
     assert found.response_ids == [*letters(byte_tokenizer, "4"), EOS]
-    assert found.learnt == [True, True]
+    assert found.loss_mask == [True, True]
 
 
 def test_of_a_conversation_the_turns_of_assistants_are_learnt(byte_tokenizer):
@@ -67,7 +67,7 @@ def test_of_a_conversation_the_turns_of_assistants_are_learnt(byte_tokenizer):
     a, b, c, d, e, f = letters(byte_tokenizer, "abcdef")
     assert found.prompt_ids == [USER, a, ASSISTANT]
     assert found.response_ids == [b, c, EOS, USER, d, e, ASSISTANT, f, EOS]
-    assert found.learnt == [True] * 3 + [False] * 4 + [True] * 2
+    assert found.loss_mask == [True] * 3 + [False] * 4 + [True] * 2
 
 
 def test_an_ending_that_the_template_writes_is_not_there_twice(byte_tokenizer, monkeypatch):
@@ -80,7 +80,7 @@ def test_an_ending_that_the_template_writes_is_not_there_twice(byte_tokenizer, m
     found = encode_messages(byte_tokenizer, [{"role": r, "content": t} for r, t in turns])
     b, c, d = letters(byte_tokenizer, "bcd")
     assert found.response_ids == [b, EOS, USER, c, EOS, ASSISTANT, d, EOS]
-    assert found.learnt == [True, True, False, False, False, False, True, True]
+    assert found.loss_mask == [True, True, False, False, False, False, True, True]
 
 
 def test_a_message_row_of_one_turn_is_the_same_as_a_prompt_and_a_response(byte_tokenizer, tmp_path):
@@ -108,7 +108,7 @@ def slow_loss(model, rows: list[Conversation]) -> torch.Tensor:
     found = []
     for row in rows:
         log_probs = slow_log_probs(model, row.prompt_ids, row.response_ids)
-        found += [x for x, counts in zip(log_probs, row.learnt, strict=True) if counts]
+        found += [x for x, counts in zip(log_probs, row.loss_mask, strict=True) if counts]
     return -torch.stack(found).mean()
 
 
@@ -153,7 +153,7 @@ def test_lessons_are_plain_adamw_with_a_warm_cosine(own_model, vocabulary, byte_
     policy = Policy(own_model, 1.0, 1000)
     train_sft(policy, vocabulary, dialogues, settings, lambda step, loss: heard.append(loss))
 
-    rows = [encode_dialogue(byte_tokenizer, *dialogue) for dialogue in dialogues]
+    rows = [encode_prompt_and_response(byte_tokenizer, *dialogue) for dialogue in dialogues]
     adam = torch.optim.AdamW(reference.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     expected = []
     for lr in (0.005, 0.01, 0.01, 0.005):  # half, whole, then cos 0 and cos pi/2 of the fall
@@ -204,7 +204,7 @@ def test_the_model_loads_in_plain_transformers_and_serves_the_other_commands(
     directory = result.checkpoint / "actor"
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    rows = [encode_dialogue(tokenizer, f"{a}+1=?", str(a + 1)) for a in range(3)]
+    rows = [encode_prompt_and_response(tokenizer, f"{a}+1=?", str(a + 1)) for a in range(3)]
     assert slow_loss(model, rows).item() == pytest.approx(result.after["loss"], abs=1e-5)
     said = tether.generate("1+1=?", model=str(result.run), max_tokens=4)
     assert said == tether.generate("1+1=?", model=str(directory), max_tokens=4)

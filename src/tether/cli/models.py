@@ -40,7 +40,7 @@ def evaluate(
     MODEL is a run, a model directory or tether:starter.
     """
     from tether import api
-    from tether.rollout.tools.search_client import key_in
+    from tether.rollout.tools.search_client import key_from_environment
 
     plain, overrides = parse_words(words or [])
     if endpoint is None:
@@ -51,7 +51,7 @@ def evaluate(
     if endpoint_model is None:
         raise UserError("--endpoint needs --endpoint-model NAME: what the server calls its model.")
     model = one_word(plain, "", "model") or None
-    key = None if endpoint_key is None else key_in(endpoint_key, "--endpoint-key")
+    key = None if endpoint_key is None else key_from_environment(endpoint_key, "--endpoint-key")
     _show(api.evaluate_endpoint(endpoint, endpoint_model, model, recipe, overrides, key=key))
 
 

@@ -14,13 +14,13 @@ from tether.dist.world import world
 from tether.types import Rollout, Sequences
 
 
-def block(rows: int) -> range:
+def own_rows(rows: int) -> range:
     """This process's rows out of so many, as one block: neighbours stay together."""
     here = world()
     return range(rows * here.rank // here.size, rows * (here.rank + 1) // here.size)
 
 
-def balanced(costs: Sequence[int], shares: int) -> list[list[int]]:
+def balance(costs: Sequence[int], shares: int) -> list[list[int]]:
     """Numbers of the pieces in each share, of about equal cost: the dearest piece first, each to
     the share that has least."""
     found: list[list[int]] = [[] for _ in range(shares)]
@@ -51,7 +51,7 @@ def length_mask(lengths: Int[Tensor, " rows"], width: int) -> Bool[Tensor, "rows
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
-def stack(rollouts: Sequence[Rollout]) -> Rollout:
+def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     """Rollouts one below the other, each padded to the widest."""
     if len(rollouts) == 1:
         return rollouts[0]
@@ -108,7 +108,7 @@ def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
 
 
 @dataclass(frozen=True)
-class Part:
+class Microbatch:
     """Row numbers of one microbatch. An idle one is read and counts nothing."""
 
     rows: Int[Tensor, " some"]
@@ -117,18 +117,21 @@ class Part:
 
 def own_microbatches(
     sequences: Sequences, max_tokens: int, max_cells: int | None = None
-) -> list[Part]:
+) -> list[Microbatch]:
     """This process's microbatches, as many as every other has: who is done sooner adds idle ones
     of the shortest row, as sharded weights are gathered by all together."""
     parts = [
-        [Part(rows[group]) for group in microbatches(sequences.select(rows), max_tokens, max_cells)]
+        [
+            Microbatch(rows[group])
+            for group in microbatches(sequences.select(rows), max_tokens, max_cells)
+        ]
         if len(rows)
         else []
         for rows in _shares(sequences)
     ]
     own, most = parts[world().replica], max(map(len, parts))
     shortest = (sequences.prompt_lengths + sequences.response_lengths).argmin()[None]
-    return own + [Part(shortest, idle=True)] * (most - len(own))
+    return own + [Microbatch(shortest, idle=True)] * (most - len(own))
 
 
 def _shares(sequences: Sequences) -> list[Int[Tensor, " some"]]:
@@ -136,7 +139,7 @@ def _shares(sequences: Sequences) -> list[Int[Tensor, " some"]]:
     costs = (sequences.prompt_lengths + sequences.response_lengths).tolist()
     return [
         torch.tensor(rows, dtype=torch.long, device=sequences.ids.device)
-        for rows in balanced(costs, world().replicas)
+        for rows in balance(costs, world().replicas)
     ]
 
 

@@ -18,12 +18,12 @@ from tether.data.files import BadRow, read_file
 from tether.data.messages import (
     Rendered,
     apply_template,
-    marks,
-    opening_ids,
-    plain,
+    encode_text,
+    encode_with_bos,
+    plain_text,
     render_messages,
     render_prompt,
-    text_ids,
+    template_text,
 )
 from tether.errors import UserError
 
@@ -36,7 +36,7 @@ Encoded = TypeVar("Encoded")
 class Conversation:
     prompt_ids: list[int]
     response_ids: list[int]
-    learnt: list[bool]  # of each response token: True = by an assistant
+    loss_mask: list[bool]  # of each response token: True = by an assistant
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
@@ -52,14 +52,14 @@ def load_conversations(
     def encode(row: Mapping[str, Any]) -> Conversation:
         if data.messages_column in row:
             found = encode_messages(
-                tokenizer, with_system(row[data.messages_column], data.system_prompt)
+                tokenizer, with_system_prompt(row[data.messages_column], data.system_prompt)
             )
         else:
             prompt, response = (
                 text_column(row, name) for name in (data.prompt_column, data.response_column)
             )
-            found = encode_dialogue(tokenizer, prompt, response, data.system_prompt)
-        refuse_long(len(found), data.max_tokens, context)
+            found = encode_prompt_and_response(tokenizer, prompt, response, data.system_prompt)
+        check_num_tokens(len(found), data.max_tokens, context)
         return found
 
     return encode_rows(path, encode)
@@ -80,7 +80,7 @@ def encode_rows(path: str, encode: Callable[[Mapping[str, Any]], Encoded]) -> li
     return found
 
 
-def encode_dialogue(
+def encode_prompt_and_response(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     response: str,
@@ -103,27 +103,27 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conver
     read = render_messages(tokenizer, messages[: turns[0]], generation=True)
     prompt_ids = read.ids(tokenizer)
     response_ids: list[int] = []
-    learnt: list[bool] = []
+    loss_mask: list[bool] = []
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         content = messages[turn]["content"]
         ids = encode_response(tokenizer, content)
         response_ids += ids
-        learnt += [True] * len(ids)
+        loss_mask += [True] * len(ids)
         if following is not None:
             until = render_messages(tokenizer, messages[:following], generation=True)
-            between = _after(until, read + plain(content)).without_leading(tokenizer.eos_token)
+            between = _after(until, read + plain_text(content)).without_leading(tokenizer.eos_token)
             ids = between.ids(tokenizer)
             response_ids += ids
-            learnt += [False] * len(ids)
+            loss_mask += [False] * len(ids)
             read = until
-    return Conversation(prompt_ids, response_ids, learnt)
+    return Conversation(prompt_ids, response_ids, loss_mask)
 
 
 def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return [*text_ids(tokenizer, text), tokenizer.eos_token_id]
+    return [*encode_text(tokenizer, text), tokenizer.eos_token_id]
 
 
-def with_system(messages: Any, system_prompt: str | None) -> Any:
+def with_system_prompt(messages: Any, system_prompt: str | None) -> Any:
     """A system turn of the row's own stays; what is no list of messages is refused later."""
     if system_prompt is None or not isinstance(messages, list) or not messages:
         return messages
@@ -158,7 +158,7 @@ def is_text(value: Any) -> bool:
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def refuse_long(tokens: int, max_tokens: int, context: int | None) -> None:
+def check_num_tokens(tokens: int, max_tokens: int, context: int | None) -> None:
     if tokens > max_tokens:
         raise BadRow(
             f"it has {tokens} tokens, more than data.max_tokens = {max_tokens}; shorten it or "
@@ -178,35 +178,35 @@ def _after(whole: Rendered, beginning: Rendered) -> Rendered:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     chosen: list[int]
     rejected: list[int]
 
 
 def load_pairs(
     path: str, data: PreferenceSection, tokenizer: PreTrainedTokenizerBase, context: int | None
-) -> list[Pair]:
+) -> list[PreferencePair]:
     """Every row of a file, checked; a broken one is refused with its line.
 
     `prompt` is text or messages. The responses are text, or the messages that follow the prompt;
     where there is no prompt, they are whole conversations with the prompt inside.
     """
 
-    def encode(row: Mapping[str, Any]) -> Pair:
+    def encode(row: Mapping[str, Any]) -> PreferencePair:
         sides = []
         for name in (data.chosen_column, data.rejected_column):
             prompt, response = _dialogue(row, data.prompt_column, name)
-            ids = dialogue_ids(tokenizer, prompt, response, data.system_prompt)
-            refuse_long(len(ids), data.max_tokens, context)
+            ids = encode_whole_dialogue(tokenizer, prompt, response, data.system_prompt)
+            check_num_tokens(len(ids), data.max_tokens, context)
             sides.append(ids)
         if sides[0] == sides[1]:
             raise BadRow("chosen and rejected are the same, which teaches nothing.")
-        return Pair(*sides)
+        return PreferencePair(*sides)
 
     return encode_rows(path, encode)
 
 
-def dialogue_ids(
+def encode_whole_dialogue(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str | Sequence[Message],
     response: str,
@@ -217,11 +217,11 @@ def dialogue_ids(
     if tokenizer.chat_template is None and isinstance(prompt, str):
         if system_prompt is not None:
             raise BadRow("data.system_prompt needs a chat template; leave it out.")
-        ids = [*opening_ids(tokenizer, prompt), *text_ids(tokenizer, response)]
+        ids = [*encode_with_bos(tokenizer, prompt), *encode_text(tokenizer, response)]
         return [*ids, tokenizer.eos_token_id] if finished and _has_eos(tokenizer) else ids
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    messages = list(with_system(messages, system_prompt))
-    begun = render_messages(tokenizer, messages, generation=True) + plain(response)
+    messages = list(with_system_prompt(messages, system_prompt))
+    begun = render_messages(tokenizer, messages, generation=True) + plain_text(response)
     if not finished:
         return begun.ids(tokenizer)
     answer = {"role": "assistant", "content": response}
@@ -231,7 +231,7 @@ def dialogue_ids(
     ending = whole.removeprefix(begun.text) if whole.startswith(begun.text) else ""
     if not ending and _has_eos(tokenizer):
         ending = tokenizer.eos_token
-    return (begun + marks(ending)).ids(tokenizer)
+    return (begun + template_text(ending)).ids(tokenizer)
 
 
 def _dialogue(

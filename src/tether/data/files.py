@@ -49,7 +49,7 @@ def read_file(path: str) -> Iterator[FileRow]:
         case _:
             found, unit = _read_json_lines(path), "line"
     for position, columns in found:
-        if isinstance(columns, dict) and is_nested(columns, MAX_NESTING):
+        if isinstance(columns, dict) and nested_deeper_than(columns, MAX_NESTING):
             columns = BadRow(NESTED)
         if isinstance(columns, BadRow):
             yield FileRow(path, unit, position, {}, columns)
@@ -67,14 +67,14 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     return rows
 
 
-def is_nested(value: Any, levels: int) -> bool:
+def nested_deeper_than(value: Any, levels: int) -> bool:
     """Whether it holds objects or lists inside each other, more than so many levels deep."""
     if not isinstance(value, dict | list):
         return False
     if levels == 0:
         return True
     for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, (dict, list)) and is_nested(item, levels - 1):
+        if isinstance(item, (dict, list)) and nested_deeper_than(item, levels - 1):
             return True
     return False
 

@@ -30,10 +30,12 @@ Message = dict[str, Any]
 Prompt = str | list[Message]
 
 
-def prompt_of(row: Mapping[str, Any], column: str) -> Prompt:
+def parse_prompt(row: Mapping[str, Any], column: str) -> Prompt:
     """The row's prompt: text, or messages as chat models take them."""
     if column not in row:
-        raise BadRow(f"it has no column {column!r} (it has {names(row)}); set data.prompt_column.")
+        raise BadRow(
+            f"it has no column {column!r} (it has {column_names(row)}); set data.prompt_column."
+        )
     prompt = row[column]
     if isinstance(prompt, str):
         check_text("the prompt", prompt)
@@ -70,7 +72,7 @@ def check_text(what: str, text: str) -> None:
         raise BadRow(f"{what} holds half a surrogate pair, which is no text.")
 
 
-def readable(prompt: Prompt) -> str:
+def prompt_text(prompt: Prompt) -> str:
     """A prompt as a person reads it: the only message's content, or who says what."""
     if isinstance(prompt, str):
         return prompt
@@ -99,12 +101,14 @@ def _look_up(columns: Mapping[str, Any], path: str) -> Any:
     value: Any = columns
     for name in path.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            raise BadRow(f"data.columns asks for {path!r}, but it has only {names(columns)}.")
+            raise BadRow(
+                f"data.columns asks for {path!r}, but it has only {column_names(columns)}."
+            )
         value = value[name]
     return value
 
 
-def require(wanted: Sequence[str], columns: Mapping[str, Any]) -> None:
+def require_columns(wanted: Sequence[str], columns: Mapping[str, Any]) -> None:
     """An empty cell of a parquet file is null, so null counts as missing."""
     for name in wanted:
         if columns.get(name) is None:
@@ -113,14 +117,16 @@ def require(wanted: Sequence[str], columns: Mapping[str, Any]) -> None:
                     f"the reward asks for {name!r}, which TRL hands over and tether does not; give "
                     f"the parameter a default, or take it by **kwargs."
                 )
-            state = "it is null there" if name in columns else f"it has only {names(columns)}"
+            state = (
+                "it is null there" if name in columns else f"it has only {column_names(columns)}"
+            )
             raise BadRow(
                 f"the reward asks for {name!r}, but {state}; add it, or name the column that holds "
                 f"it as --data.columns.{name} COLUMN."
             )
 
 
-def names(row: Mapping[str, Any]) -> str:
+def column_names(row: Mapping[str, Any]) -> str:
     """The columns of a row, on one line whatever they are called."""
     found = " ".join(", ".join(row).split()) or "none"
     return found if len(found) <= LONGEST_NAMES else f"{found[:LONGEST_NAMES]} …"
@@ -167,17 +173,17 @@ class Rendered:
         return special.encode(self.pieces)
 
 
-def plain(text: str) -> Rendered:
+def plain_text(text: str) -> Rendered:
     return Rendered((Piece(text, by_template=False),))
 
 
-def marks(text: str) -> Rendered:
+def template_text(text: str) -> Rendered:
     return Rendered((Piece(text, by_template=True),))
 
 
-def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of text alone; what it spells are letters."""
-    return plain(text).ids(tokenizer)
+    return plain_text(text).ids(tokenizer)
 
 
 class SpecialTokens:
@@ -279,7 +285,7 @@ def render_messages(
     text = apply_template(tokenizer, messages, generation)
     spelling = [m for m in messages if any(special.spelt_in(t) for t in _texts(m))]
     if not spelling:
-        return marks(text)
+        return template_text(text)
     for message in spelling:
         for key, value in _other_fields(message):
             if any(special.spelt_in(t) for t in _texts([key, value])):
@@ -337,10 +343,10 @@ def _without_template(
             "the prompt is a list of messages, but the model has no chat template; write it as "
             "text, or use a model that has one."
         )
-    return opening_ids(tokenizer, prompt)
+    return encode_with_bos(tokenizer, prompt)
 
 
-def opening_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_with_bos(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of text where no template begins it, with what the tokenizer writes before every text."""
     if not special_tokens(tokenizer).spelt_in(text):
         return tokenizer(text).input_ids

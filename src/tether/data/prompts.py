@@ -18,23 +18,23 @@ from tether.data.chat_templates import TemplateTooCostly, render_chats
 from tether.data.files import BadRow, FileRow, read_file
 from tether.data.messages import (
     Prompt,
-    names,
-    prompt_of,
-    readable,
+    column_names,
+    parse_prompt,
+    prompt_text,
     render_prompt,
-    require,
+    require_columns,
     reward_columns,
 )
 from tether.errors import UserError
 from tether.types import Prompts
 
 
-def exact(weight: float) -> Fraction:
+def as_fraction(weight: float) -> Fraction:
     """The weight as it was written: 0.1 is a tenth, not the binary fraction next to it."""
     return Fraction(str(weight))
 
 
-def turn(position: int, weights: Sequence[Fraction]) -> tuple[int, int]:
+def file_at(position: int, weights: Sequence[Fraction]) -> tuple[int, int]:
     """Whose turn it is at `position` of the stream, and how many turns that file had before.
 
     Of the first n prompts the first file has the ceiling of n times its share, and the others deal
@@ -52,7 +52,7 @@ def turn(position: int, weights: Sequence[Fraction]) -> tuple[int, int]:
     raise ValueError("no weights")
 
 
-def earliest(
+def first_rows(
     count: int, sizes: Sequence[int], weights: Sequence[Fraction]
 ) -> list[tuple[int, int]]:
     """The first `count` rows without a repetition, as (file, row in it), by weight for as long as
@@ -65,7 +65,9 @@ def earliest(
     return [(file, row) for _, file, row in sorted(due)[:count]]
 
 
-ALIKE = 32  # prompts of a batch on which both ways are compared before the fast one is believed
+NUM_PROBED = (
+    32  # prompts of a batch on which both ways are compared before the fast one is believed
+)
 
 
 def encode_prompts(
@@ -80,7 +82,7 @@ def encode_prompts(
         whole = [(i, text) for i, text in zip(plain, texts, strict=True) if prompts[i] in text]
         ids = _encode(tokenizer, [text for _, text in whole])
         found = dict(zip((i for i, _ in whole), ids, strict=True))
-        probed = list(found)[:ALIKE]
+        probed = list(found)[:NUM_PROBED]
         if any(found[i] != _one(tokenizer, prompts[i], system_prompt) for i in probed):
             found = {}
     return [
@@ -131,8 +133,8 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[i
     return [one.ids for one in encoded]
 
 
-BATCH = 8192  # rows that are encoded together
-Reading = Callable[[str, int], None]  # a file, and how many of its rows have been read
+ROWS_PER_BATCH = 8192  # rows that are encoded together
+OnProgress = Callable[[str, int], None]  # a file, and how many of its rows have been read
 
 
 @dataclass(frozen=True)
@@ -150,19 +152,19 @@ class PromptSet:
     def first(self, count: int) -> Prompts:
         """From the top of the file; of several, by weight."""
         starts = [0, *accumulate(self.sizes)]
-        chosen = earliest(count, self.sizes, [exact(weight) for weight in self.weights])
+        chosen = first_rows(count, self.sizes, [as_fraction(weight) for weight in self.weights])
         return self._pick(starts[file] + row for file, row in chosen)
 
-    def take(self, iteration: int, count: int, seed: int, shuffle: bool) -> Prompts:
+    def for_iteration(self, iteration: int, count: int, seed: int, shuffle: bool) -> Prompts:
         """The prompts of one iteration: a window on data passes laid end to end.
 
         It is computed from the iteration alone, so there is no position to lose.
         """
         starts = [0, *accumulate(self.sizes)]
-        weights = [exact(weight) for weight in self.weights]
+        weights = [as_fraction(weight) for weight in self.weights]
 
         def row(position: int) -> int:
-            file, taken = turn(position, weights)
+            file, taken = file_at(position, weights)
             data_pass, place = divmod(taken, self.sizes[file])
             if shuffle:
                 place = int(_order(self.sizes[file], seed, file, data_pass)[place])
@@ -188,7 +190,7 @@ def load_prompts(
     tokenizer: PreTrainedTokenizerBase,
     columns: Sequence[str] = (),
     context: int | None = None,
-    reading: Reading | None = None,
+    reading: OnProgress | None = None,
 ) -> PromptSet:
     """Read and check every row. A broken one is refused with its file and line, or left out and
     named.
@@ -201,7 +203,7 @@ def load_prompts(
     for file in files:
         before, problems, read = len(found), [], 0
         rows = read_file(file.path)
-        while batch := list(islice(rows, BATCH)):
+        while batch := list(islice(rows, ROWS_PER_BATCH)):
             for place, problem in _add(found, batch, file.path, data, tokenizer, columns, context):
                 where = f"{place}: {problem}"
                 if data.on_bad_row == "refuse":
@@ -240,11 +242,11 @@ def _add(
                 raise ids
             _check_length(len(ids), data.max_prompt_tokens, context)
             columns = reward_columns(row.columns, data.prompt_column, data.columns)
-            require(wanted, columns)
+            require_columns(wanted, columns)
         except (BadRow, UserError) as problem:
             yield row.place, problem
             continue
-        found.texts.append(readable(prompt))
+        found.texts.append(prompt_text(prompt))
         found.ids.append(ids)
         found.columns.append(columns)
         found.positions.append(row.position)
@@ -259,10 +261,11 @@ def _shaped(row: FileRow, path: str, data: DataSection) -> Prompt | BadRow:
     if data.prompt_column not in row.columns and path.lower().endswith(".csv"):
         return BadRow(
             f"there is no column {data.prompt_column!r} (the first line names "
-            f"{names(row.columns)}); write the columns' names there, or set data.prompt_column."
+            f"{column_names(row.columns)}); write the columns' names there, or set "
+            f"data.prompt_column."
         )
     try:
-        return prompt_of(row.columns, data.prompt_column)
+        return parse_prompt(row.columns, data.prompt_column)
     except BadRow as problem:
         return problem
 

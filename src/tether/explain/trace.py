@@ -225,7 +225,9 @@ def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dic
     batch = whole_batch(outcome.experience, config)
     with torch.no_grad():
         states = roles.actor.states(batch.sequences)
-        new_log_probs, _ = roles.actor.read(states, batch.sequences, batch.response_mask)
+        new_log_probs, _ = roles.actor.log_probs_and_entropies(
+            states, batch.sequences, batch.response_mask
+        )
     # The one training forward of the update came before its step; TRPO reports one after it.
     first = outcome.actor.new_log_probs
     if config.actor.update.kind == "trpo":

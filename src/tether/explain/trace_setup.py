@@ -13,7 +13,7 @@ from tether.config import Config
 from tether.config.load import load_config, read_recipe, shipped_recipes
 from tether.data.batching import length_mask, pad_right
 from tether.data.files import BadRow, read_file
-from tether.data.messages import prompt_of, readable, reward_columns
+from tether.data.messages import parse_prompt, prompt_text, reward_columns
 from tether.errors import UserError
 from tether.models.loading import Vocabulary, find_model
 from tether.ppo.result import Controls, first_controls
@@ -23,7 +23,7 @@ from tether.rewards.parts import columns_wanted
 from tether.rollout.sampler import Draw, Episode, Greedy, Sampler
 from tether.run.checkpoint_store import latest_checkpoint
 from tether.run.directory import CONFIG, is_run
-from tether.tasks.arithmetic import FORMS, state
+from tether.tasks.arithmetic import FORMS, make_problem
 from tether.train.checkpoint import load_checkpoint, read_progress, read_state
 from tether.types import Rollout
 
@@ -59,7 +59,7 @@ def _in_files(prompt: str, config: Config) -> Columns | None:
     for file in config.data.files("train") + config.data.files("heldout"):
         for row in read_file(file.path):
             try:
-                if readable(prompt_of(row.columns, column)) == prompt:
+                if prompt_text(parse_prompt(row.columns, column)) == prompt:
                     rest = reward_columns(row.columns, column, config.data.columns)
                     return Columns(rest, row.place)
             except BadRow:
@@ -75,7 +75,7 @@ def _worked_out(prompt: str, config: Config) -> Columns | None:
     if len(numbers) not in (2, 3):
         return None
     a, b, claim = (*numbers, 0)[:3]
-    problems = [state(form, a, b, claim) for form in FORMS]
+    problems = [make_problem(form, a, b, claim) for form in FORMS]
     answers = [problem.answer for problem in problems if problem.prompt == prompt]
     return Columns({"answer": answers[0]}, "sum") if answers else None
 

@@ -16,22 +16,22 @@ from torch.nn.functional import linear
 
 from tether.support.memory import allocated_bytes
 
-WORTH_IT = 2**16  # weights of a matrix; for smaller ones the call costs more than it gains
+MIN_WEIGHTS = 2**16  # weights of a matrix; for smaller ones the call costs more than it gains
 
 
-def product(
+def matmul_transposed(
     a: Float[Tensor, "*rows width"],
     b: Float[Tensor, "columns width"],
     bias: Float[Tensor, " columns"] | None = None,
 ) -> Float[Tensor, "*rows columns"]:
     """a b^T + bias, for where no gradient is asked for."""
-    if not by_onednn(a, b):
+    if not uses_onednn(a, b):
         return linear(a, b, bias)
     return torch.ops.mkldnn._linear_pointwise(_dense(a), _dense(b), bias, "none", [], "")
 
 
 def use_onednn(model: nn.Module) -> None:
-    """From now on the model's plain linear layers multiply by `Product`, gradients included."""
+    """Let the model's plain linear layers multiply by `OneDnnMatmul`, gradients included."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = OneDnnLinear
@@ -41,18 +41,18 @@ class OneDnnLinear(nn.Linear):
     """nn.Linear, the same in everything but who multiplies."""
 
     def forward(self, states: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows columns"]:
-        if by_onednn(states, self.weight):
-            return Product.apply(states, self.weight, self.bias)
+        if uses_onednn(states, self.weight):
+            return OneDnnMatmul.apply(states, self.weight, self.bias)
         return super().forward(states)
 
 
-class Product(torch.autograd.Function):
+class OneDnnMatmul(torch.autograd.Function):
     """a b^T + bias with gradients, and theirs in turn."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(a, b)
-        return product(a, b, bias)
+        return matmul_transposed(a, b, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -60,22 +60,22 @@ class Product(torch.autograd.Function):
         needs_a, needs_b, needs_bias = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
         return (
-            Product.apply(gradient, b.T, None) if needs_a else None,
+            OneDnnMatmul.apply(gradient, b.T, None) if needs_a else None,
             flat.T @ a.flatten(0, -2) if needs_b else None,  # here MKL is as fast
             flat.sum(dim=0) if needs_bias else None,
         )
 
 
-def by_onednn(a: Tensor, b: Tensor) -> bool:
+def uses_onednn(a: Tensor, b: Tensor) -> bool:
     """Whether these two are a case for oneDNN."""
     return (
-        ON_BOARD
+        HAS_ONEDNN
         and a.device.type == "cpu"
         and a.dtype == b.dtype == torch.float32
-        and b.numel() >= WORTH_IT
+        and b.numel() >= MIN_WEIGHTS
         and a.numel() > 0
-        and type(a) in PLAIN
-        and type(b) in PLAIN
+        and type(a) in PLAIN_TENSORS
+        and type(b) in PLAIN_TENSORS
     )
 
 
@@ -86,16 +86,16 @@ def _dense(matrix: Tensor) -> Tensor:
     return matrix.contiguous()
 
 
-PLAIN = (Tensor, nn.Parameter)  # and no part of a tensor that several processes hold
-ON_BOARD = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+PLAIN_TENSORS = (Tensor, nn.Parameter)  # and no part of a tensor that several processes hold
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
 
-WORTH_PACKING = 2**16  # weights of a layer; smaller ones stay in the processor's cache anyway
+MIN_PACKED_WEIGHTS = 2**16  # weights of a layer; smaller ones stay in the processor's cache anyway
 TYPICAL_ROWS = 64
 
 
 @contextmanager
-def packed(model: nn.Module) -> Iterator[None]:
+def packed_weights(model: nn.Module) -> Iterator[None]:
     """Inside, the large linear layers of a float32 model on a CPU read packed weights.
 
     Their own weights are untouched, and read again afterwards.
@@ -111,21 +111,21 @@ def packed(model: nn.Module) -> Iterator[None]:
 
 
 def packed_bytes(model: nn.Module, device: str) -> int:
-    """What `packed` takes beside a model's own weights on a kind of device."""
-    if device != "cpu" or not ON_BOARD:
+    """What `packed_weights` takes beside a model's own weights on a kind of device."""
+    if device != "cpu" or not HAS_ONEDNN:
         return 0
     layers = [module for module in model.modules() if _is_worth_packing(module)]
     return sum(allocated_bytes(layer.weight.nbytes, device) for layer in layers)
 
 
 def _can_be_packed(module: nn.Module) -> bool:
-    return _is_worth_packing(module) and module.weight.device.type == "cpu" and ON_BOARD
+    return _is_worth_packing(module) and module.weight.device.type == "cpu" and HAS_ONEDNN
 
 
 def _is_worth_packing(module: nn.Module) -> bool:
     return (
         type(module) in (nn.Linear, OneDnnLinear)
-        and module.weight.numel() >= WORTH_PACKING
+        and module.weight.numel() >= MIN_PACKED_WEIGHTS
         and module.weight.dtype == torch.float32
     )
 

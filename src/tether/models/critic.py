@@ -29,9 +29,11 @@ class Critic(nn.Module):
 
     def forward(self, sequences: Sequences) -> Float[Tensor, "rows states"]:
         """Values before every response token and, in column `response_lengths`, after the last."""
-        return self.read(states_before_tokens(self.trunk, sequences))
+        return self.values_from_states(states_before_tokens(self.trunk, sequences))
 
-    def read(self, states: Float[Tensor, "rows states width"]) -> Float[Tensor, "rows states"]:
+    def values_from_states(
+        self, states: Float[Tensor, "rows states width"]
+    ) -> Float[Tensor, "rows states"]:
         # A copy, as sharded weights are gathered by a hook on what comes out, and a view loses it.
         return self.head(states.to(self.float_type)).squeeze(-1).to(self.float_type, copy=True)
 
@@ -41,7 +43,7 @@ class Critic(nn.Module):
         """Values of the True cells, and the value after each row's last token."""
 
         def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor, Tensor]:
-            return before_and_after(self(part), part)
+            return split_values(self(part), part)
 
         values, final_values = map_microbatches(
             sequences, mask.shape[1], self.microbatch_tokens, read
@@ -49,7 +51,7 @@ class Critic(nn.Module):
         return torch.where(mask, values, 0.0), final_values
 
 
-def before_and_after(
+def split_values(
     values: Float[Tensor, "rows states"], sequences: Sequences
 ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
     """The value before each response token, and the one after the last."""

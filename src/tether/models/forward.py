@@ -51,7 +51,7 @@ def all_states(
 
 
 @torch.no_grad()
-def logits_are_the_heads(model: PreTrainedModel) -> bool:
+def logits_come_from_head(model: PreTrainedModel) -> bool:
     """Whether the model's logits are its output head over its states, and nothing more."""
     ids = torch.tensor([[0, 1, 2]], device=model.device)
     states = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
@@ -111,7 +111,7 @@ def prefill(
 ) -> Float[Tensor, "prompts width"]:
     """Read right-padded prompts into the cache, each once, whichever number of slots it is for;
     the state after the last token of each."""
-    cache.begin(slots, lengths, ids.shape[1])
+    cache.start_rows(slots, lengths, ids.shape[1])
     hidden = trunk(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
     return _last(hidden, lengths)
 
@@ -125,7 +125,7 @@ def decode_step(
     slots: Sequence[Sequence[int]],
 ) -> Float[Tensor, "rows width"]:
     """Read more tokens of rows that the cache holds; the state after the last of each."""
-    positions, allowed = cache.go_on(slots, lengths, ids.shape[1])
+    positions, allowed = cache.extend_rows(slots, lengths, ids.shape[1])
     float_type = next(trunk.parameters()).dtype
     mask = torch.zeros(allowed.shape, dtype=float_type, device=ids.device)
     with grouped_attention(trunk):
@@ -199,12 +199,12 @@ GROUPED = "tether_grouped"
 AttentionInterface.register(GROUPED, _grouped_attention)
 
 
-Read = Callable[[Sequences, Int[Tensor, " some"]], tuple[Tensor, ...]]
+MicrobatchFunction = Callable[[Sequences, Int[Tensor, " some"]], tuple[Tensor, ...]]
 
 
 @torch.no_grad()
 def map_microbatches(
-    sequences: Sequences, width: int, max_tokens: int, read: Read
+    sequences: Sequences, width: int, max_tokens: int, read: MicrobatchFunction
 ) -> tuple[Tensor, ...]:
     """What `read` finds of each microbatch and its row numbers, a number a row or a number a
     response token, in the order of all rows and `width` columns."""

@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 Unpack = Callable[[Path, Path], None]  # a file, and the folder to write the model into
 
 
-def unpacked(path: Path, unpack: Unpack) -> Path | None:
+def unpack_once(path: Path, unpack: Unpack) -> Path | None:
     """Return the directory that `unpack` made of the file, now or earlier.
 
     None where there is none: `unpack` failed, and reading the file itself will say why; or nothing

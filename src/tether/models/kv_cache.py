@@ -17,13 +17,15 @@ Keys = Float[Tensor, "rows heads tokens width"]
 
 
 @dataclass(frozen=True)
-class Reading:
+class CacheWrite:
     """Which tokens the network is reading, and where their keys and values belong."""
 
     sources: Int[Tensor, " slots"]  # for each slot written, its row of the batch being read
     slots: Int[Tensor, " slots"]
     columns: Int[Tensor, "slots tokens"]
-    seen: tuple[slice | Int[Tensor, " rows"], int] | None  # slots and columns attended to; None =
+    attended: (
+        tuple[slice | Int[Tensor, " rows"], int] | None
+    )  # slots and columns attended to; None =
     # the tokens are the first of their rows and attend to each other alone
 
 
@@ -39,20 +41,22 @@ class SlotCache(Cache):
         self.keys: Float[Tensor, "layers slots heads columns width"] | None = None
         self.values: Float[Tensor, "layers slots heads columns width"] | None = None
 
-    def begin(self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int) -> None:
+    def start_rows(
+        self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int
+    ) -> None:
         """The next forward reads the first tokens of new rows; batch row i is for all slots[i]."""
         sources = [i for i, copies in enumerate(slots) for _ in copies]
         places = [slot for copies in slots for slot in copies]
         for source, slot in zip(sources, places, strict=True):
             self.lengths[slot] = lengths[source]
-        self.reading = Reading(
+        self.write = CacheWrite(
             sources=self._tensor(sources),
             slots=self._tensor(places),
             columns=torch.arange(width, device=self.device).expand(len(places), -1),
-            seen=None,
+            attended=None,
         )
 
-    def go_on(
+    def extend_rows(
         self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int
     ) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows 1 tokens columns"]]:
         """The next forward reads `lengths[i]` more tokens into slots[i], which are all alike.
@@ -67,19 +71,19 @@ class SlotCache(Cache):
         for copies, length in zip(slots, lengths, strict=True):
             for slot in copies:
                 self.lengths[slot] += length
-        seen = max(self.lengths[slot] for slot in first)
+        attended = max(self.lengths[slot] for slot in first)
         sources = self._tensor([i for i, copies in enumerate(slots) for _ in copies])
         in_order = first == list(range(len(first)))
-        self.reading = Reading(
+        self.write = CacheWrite(
             sources=sources,
             slots=self._tensor([slot for copies in slots for slot in copies]),
             columns=columns[sources],
-            seen=(slice(0, len(first)) if in_order else self._tensor(first), seen),
+            attended=(slice(0, len(first)) if in_order else self._tensor(first), attended),
         )
-        allowed = torch.arange(seen, device=self.device) <= columns[:, :, None]
+        allowed = torch.arange(attended, device=self.device) <= columns[:, :, None]
         return columns.clamp(max=self.spare - 1), allowed[:, None]
 
-    def keep(self, slots: Sequence[int]) -> list[int]:
+    def compact(self, slots: Sequence[int]) -> list[int]:
         """Close the gaps that the other rows leave; which old slot each new one holds."""
         order = list(range(len(slots)))
         gaps = sorted(set(order) - set(slots))
@@ -101,12 +105,12 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         if self.keys is None:
             self.keys, self.values = self._allocate(keys), self._allocate(values)
-        reading, found = self.reading, []
+        write, found = self.write, []
         for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            cells = new.transpose(1, 2)[reading.sources]
-            store.transpose(1, 2)[reading.slots[:, None], reading.columns] = cells
-            if reading.seen is not None:
-                slots, columns = reading.seen
+            cells = new.transpose(1, 2)[write.sources]
+            store.transpose(1, 2)[write.slots[:, None], write.columns] = cells
+            if write.attended is not None:
+                slots, columns = write.attended
                 new = store[slots, :, :columns]
             found.append(new)
         return found[0], found[1]

@@ -30,9 +30,9 @@ from tether import assets
 from tether.errors import UserError, one_line
 from tether.models.cpu_matmul import use_onednn
 from tether.models.fetch import fetch_hint
-from tether.models.forward import logits_are_the_heads
-from tether.models.gguf_cache import unpacked
-from tether.models.untrusted import refuse_foreign
+from tether.models.forward import logits_come_from_head
+from tether.models.gguf_cache import unpack_once
+from tether.models.untrusted import refuse_untrusted
 from tether.run.checkpoint_store import latest_checkpoint
 from tether.run.directory import is_run
 
@@ -45,9 +45,9 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 CONFIG = "config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-MOST_PROMISED = 16  # weights for each number in a file: packed ones hold up to 8
-MOST_MISSING = 100_000_000  # weights that may be missing from a file's point of view
-WANTED_FROM_HUB = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+MAX_PROMISED_RATIO = 16  # weights for each number in a file: packed ones hold up to 8
+MAX_MISSING = 100_000_000  # weights that may be missing from a file's point of view
+HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def find_model(name: str, hub: bool = False) -> Path:
         raise UserError(f"{name} holds an adapter, no whole model; merge it into its base first.")
     if not (path / CONFIG).is_file():
         raise UserError(f"{name} has no {CONFIG}, so it is no Hugging Face model directory.")
-    refuse_foreign(name, path)
+    refuse_untrusted(name, path)
     return path
 
 
@@ -110,7 +110,7 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """A causal language model, dropout off for good: old and new log-probs must agree."""
     model = _load(AutoModelForCausalLM, "a causal language model", name, dtype, device, hub)
-    if not logits_are_the_heads(model):
+    if not logits_come_from_head(model):
         raise UserError(
             f"{name} changes its logits after the output head (soft-capping or scaling), which "
             f"tether does not do; choose a model without that."
@@ -124,7 +124,7 @@ def load_trunk(name: str, dtype: str, device: torch.device, hub: bool = False) -
     return _load(AutoModel, "a language model's trunk", name, dtype, device, hub)
 
 
-def outline(auto: type, name: str, dtype: str, hub: bool = False) -> PreTrainedModel:
+def load_on_meta(auto: type, name: str, dtype: str, hub: bool = False) -> PreTrainedModel:
     """A model's shapes without its weights, on the `meta` device; a config.json is enough."""
     path = find_model(name, hub)
     with _sentences(name, "a model to plan for"):
@@ -140,7 +140,7 @@ def _outline(auto: type, path: Path, dtype: str) -> PreTrainedModel:
         return auto.from_config(settings, dtype=DTYPES[dtype], trust_remote_code=False)
 
 
-def refuse_unfounded(name: str, auto: type, path: Path, dtype: str) -> None:
+def refuse_missing_weights(name: str, auto: type, path: Path, dtype: str) -> None:
     """Refuse a config.json that promises far more weights than the files hold: transformers would
     make up what is missing, in memory that nobody planned for."""
     if path.is_file():
@@ -151,7 +151,7 @@ def refuse_unfounded(name: str, auto: type, path: Path, dtype: str) -> None:
         promised = sum(weight.numel() for weight in weights.values())
         for file in path.glob("*.safetensors"):
             _refuse_other_numbers(name, file, weights)
-    if promised > MOST_MISSING + MOST_PROMISED * held:
+    if promised > MAX_MISSING + MAX_PROMISED_RATIO * held:
         raise UserError(
             f"{name} has {promised:,} weights by its config.json, but its files hold {held:,}; it "
             f"is incomplete, or its config.json belongs to another model."
@@ -207,7 +207,7 @@ def load_vocabulary(name: str, model: PreTrainedModel, hub: bool = False) -> Voc
     )
 
 
-def load_vocabulary_alone(name: str, hub: bool = False) -> Vocabulary:
+def load_vocabulary_without_model(name: str, hub: bool = False) -> Vocabulary:
     """Without the model: of its directory, only the tokenizer and what ends a response is read."""
     tokenizer = _load_tokenizer(name, hub)
     directory, options = _place(find_model(name, hub))
@@ -243,7 +243,7 @@ def _load(
 ) -> PreTrainedModel:
     path = find_model(name, hub)
     _refuse_pickle(name, path)
-    refuse_unfounded(name, auto, path, dtype)
+    refuse_missing_weights(name, auto, path, dtype)
     directory, options = _place(path)
     if options:
         options |= _unpacked()
@@ -291,7 +291,7 @@ def _place(path: Path) -> tuple[Path, dict[str, Any]]:
         return path, {}
     if find_spec("gguf") is None:
         raise UserError(f"{path} can be read with the gguf package only: pip install gguf.")
-    kept = unpacked(path, _unpack)
+    kept = unpack_once(path, _unpack)
     return (path.parent, {"gguf_file": path.name}) if kept is None else (kept, {})
 
 
@@ -327,7 +327,7 @@ def _newest_model(run: Path) -> Path:
 
 def _fetch(name: str) -> Path:
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED_FROM_HUB))
+        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{name} is no local model and could not be fetched from the hub: {_first_line(error)}"

@@ -29,12 +29,12 @@ def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int, role: str)
 
     The head is left alone: where it is tied to the embedding, merging would change both.
     """
-    place_adapter(model, lora, role)
+    insert_adapter(model, lora, role)
     for number, layer in enumerate(_layers(model)):
         _begin(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
 
 
-def place_adapter(model: PreTrainedModel, lora: LoraSection, role: str) -> None:
+def insert_adapter(model: PreTrainedModel, lora: LoraSection, role: str) -> None:
     """An adapter with nothing in it yet, in float32 at least, as steps of a usual learning rate
     are lost in bfloat16."""
     from peft import LoraConfig, inject_adapter_in_model  # seconds, for those who use it

@@ -21,7 +21,8 @@ from tether.types import Sequences
 class Policy:
     """Log-probs of response tokens under one model at one temperature.
 
-    Old, new and reference log-probs all come from `states` and `read`: one path, no dropout.
+    Old, new and reference log-probs all come from `states` and `log_probs_and_entropies`: one
+    path, no dropout.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float, microbatch_tokens: int) -> None:
@@ -40,7 +41,7 @@ class Policy:
         return self.model.get_output_embeddings()
 
     @property
-    def cells_at_once(self) -> int:
+    def max_cached_cells(self) -> int:
         """Response tokens of a microbatch whose probabilities can wait for the backward pass."""
         return max_cached_cells(self.head)
 
@@ -48,7 +49,7 @@ class Policy:
         """The state before each response token, with gradients."""
         return states_before_tokens(trunk(self.model), sequences)[:, :-1]
 
-    def read(
+    def log_probs_and_entropies(
         self,
         states: Float[Tensor, "rows response width"],
         sequences: Sequences,
@@ -80,7 +81,9 @@ class Policy:
         """Log-probs of the True cells, microbatch by microbatch, without gradients."""
 
         def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor]:
-            log_probs, _ = self.read(self.states(part), part, mask[rows, : part.width])
+            log_probs, _ = self.log_probs_and_entropies(
+                self.states(part), part, mask[rows, : part.width]
+            )
             return (log_probs,)
 
         (log_probs,) = map_microbatches(sequences, mask.shape[1], self.microbatch_tokens, read)

@@ -17,7 +17,7 @@ from transformers import (
 from tether.data.batching import length_mask, pad_right
 from tether.errors import UserError, one_line
 from tether.models.forward import map_microbatches, states_before_tokens, trunk
-from tether.models.loading import DTYPES, find_model, refuse_unfounded
+from tether.models.loading import DTYPES, find_model, refuse_missing_weights
 from tether.types import Sequences
 
 HEAD = "score.weight"  # its name in the files of every decoder
@@ -40,20 +40,20 @@ class RewardModel:
         self.float_type = torch.promote_types(model.dtype, torch.float32)
         self.max_tokens = getattr(model.config, "max_position_embeddings", None)
 
-    def read(self, dialogues: Sequence[Sequence[int]]) -> Float[Tensor, " rows"]:
+    def scores_with_gradients(self, dialogues: Sequence[Sequence[int]]) -> Float[Tensor, " rows"]:
         """Scores in one pass, with gradients."""
-        whole = whole_rows(dialogues, self.model.device)
-        return self._read(whole)
+        whole = dialogues_as_sequences(dialogues, self.model.device)
+        return self._forward(whole)
 
     def scores(self, dialogues: Sequence[Sequence[int]]) -> Float[Tensor, " rows"]:
         """Scores, microbatch by microbatch."""
-        whole = whole_rows(dialogues, self.model.device)
+        whole = dialogues_as_sequences(dialogues, self.model.device)
         (scores,) = map_microbatches(
-            whole, 0, self.microbatch_tokens, lambda part, rows: (self._read(part),)
+            whole, 0, self.microbatch_tokens, lambda part, rows: (self._forward(part),)
         )
         return scores
 
-    def _read(self, whole: Sequences) -> Float[Tensor, " rows"]:
+    def _forward(self, whole: Sequences) -> Float[Tensor, " rows"]:
         head = decoder_head(self.model)
         if head is not None:
             logits = head(states_before_tokens(trunk(self.model), whole)[:, 0])
@@ -63,7 +63,7 @@ class RewardModel:
         return logits.squeeze(-1).to(self.float_type)
 
 
-def whole_rows(dialogues: Sequence[Sequence[int]], device: torch.device) -> Sequences:
+def dialogues_as_sequences(dialogues: Sequence[Sequence[int]], device: torch.device) -> Sequences:
     """Dialogues as prompts without a response: the one state that is read follows everything."""
     lengths = torch.tensor([len(ids) for ids in dialogues], device=device)
     return Sequences(pad_right(dialogues, torch.long).to(device), lengths, lengths * 0)
@@ -113,7 +113,7 @@ def load_reward_model(
     return RewardModel(frozen, load_tokenizer(name), microbatch_tokens)
 
 
-def read_head(directory: Path, width: int) -> Float[Tensor, "1 width"] | None:
+def load_head_weight(directory: Path, width: int) -> Float[Tensor, "1 width"] | None:
     """The head's weights in a reward model's files, if there is one over states of that width."""
     for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
@@ -135,7 +135,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def _load(name: str, dtype: str, **changes: int) -> tuple[PreTrainedModel, set[str]]:
     """The model, dropout off for good, and the names of weights that the files do not hold."""
     path = find_model(name)
-    refuse_unfounded(name, AutoModelForSequenceClassification, path, dtype)
+    refuse_missing_weights(name, AutoModelForSequenceClassification, path, dtype)
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             path,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tether.algo.kl import full_kl
-from tether.models.cpu_matmul import product
+from tether.models.cpu_matmul import matmul_transposed
 
 CHUNK_LOGITS = 2**25  # probabilities that wait for the backward pass: 128 MiB in float32
 
@@ -107,8 +107,8 @@ class FusedLogProbs(torch.autograd.Function):
         gradient = gradient.to(weight.dtype)
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         found = (
-            product(gradient, weight.T) if needs_states else None,
-            product(states.T, gradient.T).T.contiguous() if needs_weight else None,
+            matmul_transposed(gradient, weight.T) if needs_states else None,
+            matmul_transposed(states.T, gradient.T).T.contiguous() if needs_weight else None,
             gradient.sum(dim=0) if needs_bias else None,
         )
         give_back(probs)
@@ -131,7 +131,7 @@ def _softmax(
     log_probs, entropies = states.new_empty(2, len(ids), dtype=float_type)
     block = max(1, BLOCK_LOGITS // len(weight))
     piece = max(block, PIECE_LOGITS // len(weight) // block * block)
-    head = partial(product, b=weight, bias=bias)
+    head = partial(matmul_transposed, b=weight, bias=bias)
     for start in range(0, len(ids), piece):
         logits = tempered_logits(head, states[start : start + piece], temperature)
         for logit, begin in zip(logits.split(block), range(start, len(ids), block), strict=False):

@@ -28,7 +28,7 @@ SIZES = [
 LIMITS = {name: (low, high) for low, high, names in SIZES for name in names}
 
 
-def refuse_foreign(name: str, directory: Path) -> None:
+def refuse_untrusted(name: str, directory: Path) -> None:
     """Loading must read this directory's own files and run nothing that came with a model."""
     for kernel in _hub_kernels(_read(directory / "config.json")):
         raise UserError(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tether.config import Config, DataFile
-from tether.data.prompts import PromptSet, Reading, load_prompts
+from tether.data.prompts import OnProgress, PromptSet, load_prompts
 from tether.models.loading import find_model, has_tokenizer, has_weights, load_vocabulary
 from tether.planning.machine import free_bytes, this_machine
 from tether.planning.plan import Plan, check_layers_divide, make_plan
@@ -20,13 +20,13 @@ from tether.rewards.parts import columns_wanted, learned_model
 from tether.support.units import byte_text
 
 
-def preview(config: Config, reward: Reward | None, reading: Reading | None = None) -> Plan:
+def preview(config: Config, reward: Reward | None, reading: OnProgress | None = None) -> Plan:
     torch.set_num_threads(config.threads)
     machine = this_machine(config.device)
     return replace(_preview(config, reward, reading), machine=machine)
 
 
-def _preview(config: Config, reward: Reward | None, reading: Reading | None) -> Plan:
+def _preview(config: Config, reward: Reward | None, reading: OnProgress | None) -> Plan:
     reason = _why_not_loaded(config)
     if reason is None:
         roles = build_roles(config, reward, reading)
@@ -45,7 +45,7 @@ def _plan_shapes(
     networks: Networks,
     reward: Reward | None,
     reason: str,
-    reading: Reading | None,
+    reading: OnProgress | None,
 ) -> Plan:
     """The data are read all the same, if there is a tokenizer to read them with."""
     settings, columns = config.model, columns_wanted(config.reward, reward)

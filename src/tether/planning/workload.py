@@ -18,8 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tether.config import Config, LoraSection
 from tether.models.critic import Critic
 from tether.models.forward import recompute_in_backward
-from tether.models.loading import outline
-from tether.models.lora import place_adapter, trainable_parameters
+from tether.models.loading import load_on_meta
+from tether.models.lora import insert_adapter, trainable_parameters
 from tether.models.policy import FrozenReference
 from tether.models.token_log_probs import max_cached_cells
 from tether.planning.dry_run import Batch
@@ -67,22 +67,22 @@ def networks_of(config: Config, roles: Roles) -> Networks:
 def outline_networks(config: Config) -> Networks:
     """The same as shapes alone, from the models' config.json files."""
     settings, hub = config.model, config.model.hub
-    actor = outline(AutoModelForCausalLM, settings.actor, settings.dtype, hub)
+    actor = load_on_meta(AutoModelForCausalLM, settings.actor, settings.dtype, hub)
     critic = reference = reward = None
     if config.has_critic and config.critic.shared_trunk:
         critic = Critic(actor, config.critic.microbatch_tokens)
     elif config.has_critic:
         name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
-        trunk = outline(AutoModel, name, dtype, hub)
+        trunk = load_on_meta(AutoModel, name, dtype, hub)
         _make_ready_to_learn(trunk, settings.critic_lora, config, "critic")
         critic = Critic(trunk, config.critic.microbatch_tokens)
     if config.kl.needs_reference and not settings.adapter_off_is_reference:
         name = settings.reference or settings.actor
         dtype = settings.reference_dtype or settings.dtype
-        reference = outline(AutoModelForCausalLM, name, dtype, hub).requires_grad_(False)
+        reference = load_on_meta(AutoModelForCausalLM, name, dtype, hub).requires_grad_(False)
     judge = learned_model(config.reward)
     if judge is not None:
-        reward = outline(AutoModelForSequenceClassification, judge, settings.dtype)
+        reward = load_on_meta(AutoModelForSequenceClassification, judge, settings.dtype)
         reward.requires_grad_(False)
     _make_ready_to_learn(actor, settings.lora, config, "actor")
     return Networks(actor, critic, reference, reward)
@@ -92,7 +92,7 @@ def _make_ready_to_learn(
     model: PreTrainedModel, lora: LoraSection | None, config: Config, role: str
 ) -> None:
     if lora is not None:
-        place_adapter(model, lora, role)
+        insert_adapter(model, lora, role)
     if config.model.gradient_checkpointing:
         recompute_in_backward(model)
 

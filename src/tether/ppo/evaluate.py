@@ -11,7 +11,7 @@ from tether.config import Config
 from tether.data.batching import join
 from tether.data.prompts import PromptSet, load_prompts
 from tether.errors import UserError
-from tether.models.loading import Vocabulary, load_vocabulary_alone
+from tether.models.loading import Vocabulary, load_vocabulary_without_model
 from tether.ppo.result import call_events, calls_made, refuse_failing_tools
 from tether.ppo.roles import Roles, build_scorer, pick_device
 from tether.ppo.scoring import ScoringContext, response_texts, score_record, score_responses
@@ -19,9 +19,9 @@ from tether.rewards.functions import Reward
 from tether.rewards.parts import columns_wanted
 from tether.rewards.scorers import Scorer
 from tether.rollout.engine import EngineSampler
-from tether.rollout.openai import Endpoint
+from tether.rollout.openai import OpenAIEngine
 from tether.rollout.sampler import Draw, Episodes, Greedy
-from tether.rollout.tools.build import build_turns
+from tether.rollout.tools.build import build_episode_source
 from tether.run.directory import EVALS
 from tether.run.metrics import Event
 from tether.run.reader import read_lines
@@ -211,16 +211,18 @@ def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> E
     """Held-out prompts in the words of `model.actor`'s tokenizer; its weights are not read."""
     if config.data.heldout is None:
         raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
-    vocabulary = load_vocabulary_alone(config.model.actor, config.model.hub)
+    vocabulary = load_vocabulary_without_model(config.model.actor, config.model.hub)
     columns = columns_wanted(config.reward, reward)
     prompts = load_prompts(config.data.heldout, config.data, vocabulary.tokenizer, columns, None)
     scorer = build_scorer(config, reward, prompts, pick_device(config.device))
     return EndpointEvaluation(
-        vocabulary, prompts, build_turns(config.rollout, vocabulary).episodes, scorer
+        vocabulary, prompts, build_episode_source(config.rollout, vocabulary).episodes, scorer
     )
 
 
-def evaluate_endpoint(endpoint: Endpoint, here: EndpointEvaluation, config: Config) -> Evaluation:
+def evaluate_endpoint(
+    endpoint: OpenAIEngine, here: EndpointEvaluation, config: Config
+) -> Evaluation:
     """One greedy and one sampled response a prompt, as `evaluate` does with the actor."""
     rollout, prompts = config.rollout, here.prompts.first(config.train.eval_prompts)
     limits = rollout.max_response_tokens, rollout.temperature

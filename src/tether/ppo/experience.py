@@ -15,7 +15,7 @@ from tether.algo.importance import (
 )
 from tether.config import Config
 from tether.data.batching import join, length_mask
-from tether.models.critic import before_and_after
+from tether.models.critic import split_values
 from tether.models.forward import map_microbatches, states_before_tokens
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
@@ -48,8 +48,8 @@ def _read_once(sequences: Sequences, mask: Bool[Tensor, "rows response"], roles:
 
     def read(part: Sequences, rows: Int[Tensor, " some"]) -> Read:
         states = states_before_tokens(critic.trunk, part)
-        log_probs, _ = actor.read(states[:, :-1], part, mask[rows, : part.width])
-        return log_probs, *before_and_after(critic.read(states), part)
+        log_probs, _ = actor.log_probs_and_entropies(states[:, :-1], part, mask[rows, : part.width])
+        return log_probs, *split_values(critic.values_from_states(states), part)
 
     log_probs, values, final_values = map_microbatches(
         sequences, mask.shape[1], actor.microbatch_tokens, read

@@ -45,7 +45,7 @@ def run_iteration(
     clock = Clock()
 
     # The actor answers the prompts.
-    prompts = roles.train_prompts.take(
+    prompts = roles.train_prompts.for_iteration(
         iteration, config.rollout.prompts, config.seed, config.data.shuffle
     ).repeat(config.rollout.samples_per_prompt)
     roles.sampler.sync(roles.actor.model, iteration)

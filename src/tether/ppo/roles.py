@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from tether.config import Config, DataFile, LoraSection
 from tether.data.chat_templates import asks_for_date, fix_date
-from tether.data.prompts import PromptSet, Reading, load_prompts
+from tether.data.prompts import OnProgress, PromptSet, load_prompts
 from tether.dist.collectives import on_first_process
 from tether.dist.fsdp import shard
 from tether.dist.tensor_parallel import refuse_unshareable
@@ -26,7 +26,7 @@ from tether.models.loading import (
 )
 from tether.models.lora import add_adapter, trainable_parameters
 from tether.models.policy import AdapterOffReference, FrozenReference, NoReference, Policy
-from tether.models.reward_model import decoder_head, load_reward_model, read_head
+from tether.models.reward_model import decoder_head, load_head_weight, load_reward_model
 from tether.ppo.optimizer import Optimizer
 from tether.rewards.functions import Reward
 from tether.rewards.learned import LearnedScorer, Scale, measure_scale
@@ -35,7 +35,7 @@ from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import DistributedSampler, Draw, Episodes, Sampler
-from tether.rollout.tools.build import build_turns
+from tether.rollout.tools.build import build_episode_source
 from tether.rollout.vllm import build_vllm
 from tether.types import Prompts, Rollout
 
@@ -60,7 +60,7 @@ class Roles:
 
 
 def build_roles(
-    config: Config, reward: Reward | None = None, reading: Reading | None = None
+    config: Config, reward: Reward | None = None, reading: OnProgress | None = None
 ) -> Roles:
     """Load and check everything that a run needs; nothing is trained yet."""
     device = pick_device(config.device)
@@ -79,7 +79,7 @@ def build_roles(
     actor = Policy(model, rollout.temperature, config.actor.microbatch_tokens)
     train_prompts = load(config.data.train)
     heldout_prompts = None if config.data.heldout is None else load(config.data.heldout)
-    turns = build_turns(rollout, vocabulary)
+    turns = build_episode_source(rollout, vocabulary)
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, model, device)
     reference = _build_reference(config, actor, device)
@@ -253,7 +253,7 @@ def build_learned_scorer(
     tokens = config.actor.microbatch_tokens
     reward = load_reward_model(name, config.model.dtype, device, tokens)
     scorer = LearnedScorer(reward, config.data.system_prompt, Scale())
-    asked = prompts.take(0, NUM_RESPONSES, config.seed, config.data.shuffle)
+    asked = prompts.for_iteration(0, NUM_RESPONSES, config.seed, config.data.shuffle)
     rows = _reference_responses(config, asked, device)
     scorer.scale = measure_scale([x for x in scorer.raw_scores(rows) if isinstance(x, float)])
     return scorer
@@ -264,7 +264,7 @@ def start_value_head(critic: Critic, config: Config, scale: Scale) -> None:
     the value of a state is then what the response so far would have earned."""
     if config.model.critic is None or scale.std == 0:
         return
-    weight = read_head(find_model(config.model.critic), critic.head.in_features)
+    weight = load_head_weight(find_model(config.model.critic), critic.head.in_features)
     if weight is None:
         return
     with torch.no_grad():
@@ -283,7 +283,7 @@ def _reference_responses(
     vocabulary = load_vocabulary(name, model, settings.hub)
     sampler = LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature)
     sampler.sync(model, 0)
-    episodes = build_turns(rollout, vocabulary).episodes(prompts)
+    episodes = build_episode_source(rollout, vocabulary).episodes(prompts)
     sampled: Rollout = sampler.run(episodes, Draw(config.seed, "normalise", 0))
     ids, lengths = sampled.response_ids.tolist(), sampled.response_lengths.tolist()
     return [

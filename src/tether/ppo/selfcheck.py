@@ -87,7 +87,7 @@ def _microbatches(
     updates, so what fits in memory there has to fit here."""
     own_rows = math.ceil(config.actor.minibatch_rows / world().replicas)
     for rows in torch.arange(len(sequences.ids), device=sequences.ids.device).split(own_rows):
-        limits = config.actor.microbatch_tokens, actor.cells_at_once
+        limits = config.actor.microbatch_tokens, actor.max_cached_cells
         for group in microbatches(sequences.select(rows), *limits):
             yield rows[group]
 
@@ -96,7 +96,7 @@ def _read_with_gradients(
     actor: Policy, part: Sequences, mask: Bool[Tensor, "rows response"]
 ) -> Float[Tensor, "rows response"]:
     """Log-probs by the path of an update. The graph is gone on return, before the next is made."""
-    log_probs, _ = actor.read(actor.states(part), part, mask)
+    log_probs, _ = actor.log_probs_and_entropies(actor.states(part), part, mask)
     return log_probs.detach()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tether.data.dialogues import dialogue_ids
+from tether.data.dialogues import encode_whole_dialogue
 from tether.data.files import BadRow
 from tether.errors import UserError
 from tether.models.reward_model import RewardModel
@@ -72,7 +72,7 @@ class LearnedScorer:
 
     def _ids(self, row: Mapping[str, Any]) -> list[int]:
         try:
-            return dialogue_ids(
+            return encode_whole_dialogue(
                 self.reward.tokenizer,
                 row["prompt"],
                 row["response"],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from tether.data.batching import block
+from tether.data.batching import own_rows
 from tether.dist.collectives import gather_results
 from tether.rewards.functions import LARGEST_SCORE, Reward, WrongType, describe, judge_row
 from tether.rewards.parts import Part
@@ -39,7 +39,7 @@ def spread(
     rows: list[Mapping[str, Any]], score: Callable[[list[Mapping[str, Any]]], list[Verdict]]
 ) -> list[Verdict]:
     """Verdicts in row order; each process scores a block of the rows."""
-    mine = block(len(rows))
+    mine = own_rows(len(rows))
     parts = gather_results(lambda: score(rows[mine.start : mine.stop]))
     return [verdict for part in parts for verdict in part]
 

@@ -18,7 +18,7 @@ SEEDS = 2**53  # as many as a float64 in [0, 1) tells apart
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerationRequest:
     """Go on after these ids."""
 
     ids: list[int]
@@ -42,7 +42,7 @@ class Engine(Protocol):
         """Take these weights; all that follows is sampled with them."""
         ...
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """One completion a request, in order: up to an EOS or `max_tokens`."""
         ...
 
@@ -93,11 +93,11 @@ class EngineSampler:
             over = [row for row in live if row.finish is None]
             answers = answer_all([row.episode for row in over])
             for row, answer in zip(over, answers, strict=True):
-                row.hear(answer, self.max_response_tokens)
+                row.add_observation(answer, self.max_response_tokens)
             live = [row for row in over if row.finish is None]
         return collate(rows, self.float_type, self.device)
 
-    def _requests(self, live: list[Row], choice: Draw | Greedy) -> list[Request]:
+    def _requests(self, live: list[Row], choice: Draw | Greedy) -> list[GenerationRequest]:
         """Each with a seed of its own, computed from where in the batch its first token stands."""
         seeds, temperature = np.zeros(len(live), dtype=np.int64), 0.0
         if isinstance(choice, Draw):
@@ -105,7 +105,7 @@ class EngineSampler:
             drawn = uniform(choice.seed, choice.purpose, choice.iteration, *places)
             seeds, temperature = (drawn * SEEDS).long().numpy(), self.temperature
         return [
-            Request(
+            GenerationRequest(
                 ids=[*row.episode.prompt_ids, *row.ids],
                 max_tokens=self.max_response_tokens - len(row.ids),
                 temperature=temperature,
@@ -118,11 +118,11 @@ class EngineSampler:
     def _take(self, row: Row, completion: Completion) -> None:
         """The tokens of a turn. An engine that stops without an EOS has run out of room."""
         for token, log_prob in zip(completion.ids, completion.log_probs, strict=True):
-            row.take(token, log_prob, self.eos_ids, self.max_response_tokens)
+            row.add_sampled(token, log_prob, self.eos_ids, self.max_response_tokens)
             if row.turn_over or row.finish is not None:
                 return
         row.finish = "length"
 
 
 def _end_marks(episode: Episode) -> tuple[str, ...]:
-    return tuple(episode.outside.end_marks) if isinstance(episode, MultiTurn) else ()
+    return tuple(episode.handler.end_marks) if isinstance(episode, MultiTurn) else ()

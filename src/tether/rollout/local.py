@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.data.batching import pad_left, pad_right
-from tether.models.cpu_matmul import packed, packed_bytes
+from tether.models.cpu_matmul import packed_bytes, packed_weights
 from tether.models.forward import decode_step, prefill, trunk
 from tether.models.kv_cache import SlotCache
 from tether.models.lora import adapter_merged, merged_bytes
 from tether.models.token_log_probs import tempered_logits
-from tether.rollout.sampler import Done, Draw, Episode, Greedy, Observe, calls_of
+from tether.rollout.sampler import Done, Draw, Episode, Greedy, Observe, tool_calls_of
 from tether.rollout.token_choice import choose_tokens
 from tether.rollout.turns import answer_all
 from tether.support.memory import return_freed_memory
@@ -41,19 +41,19 @@ class Row:
     turn_over: bool = False
     finish: FinishReason | None = None
 
-    def take(self, token: int, log_prob: float, eos_ids: frozenset[int], limit: int) -> None:
+    def add_sampled(self, token: int, log_prob: float, eos_ids: frozenset[int], limit: int) -> None:
         """Append a sampled token."""
         self.ids.append(token)
         self.sampled.append(True)
         self.log_probs.append(log_prob)
         self.token = token
-        self.turn_over = self.episode.take(token)
+        self.turn_over = self.episode.add_token(token)
         if token in eos_ids:
             self.finish = "eos"
         elif len(self.ids) >= limit and not self.turn_over:
             self.finish = "length"
 
-    def hear(self, answer: Observe | Done, limit: int) -> None:
+    def add_observation(self, answer: Observe | Done, limit: int) -> None:
         """Append what the environment says after a turn, or end; what does not fit is cut."""
         self.turn_over = False
         match answer:
@@ -101,7 +101,7 @@ class LocalSampler:
     ) -> Rollout:
         numbers = range(len(episodes)) if numbers is None else numbers
         rows = [Row(*pair) for pair in zip(numbers, episodes, strict=True)]
-        with adapter_merged(self.model), packed(self.model):
+        with adapter_merged(self.model), packed_weights(self.model):
             self._decode(rows, choice)
         kind = self.model.device.type
         return_freed_memory(merged_bytes(self.model, kind) + packed_bytes(self.model, kind))
@@ -124,7 +124,7 @@ class LocalSampler:
             self._answer_turns(live)
 
             going = [slot for slot, row in enumerate(live) if row.finish is None]
-            live = [live[slot] for slot in cache.keep(going)]
+            live = [live[slot] for slot in cache.compact(going)]
             if live:
                 states = _read_sampled(network, cache, live)
 
@@ -137,7 +137,7 @@ class LocalSampler:
         columns = np.array([len(row.ids) for row in live])
         tokens, log_probs = choose_tokens(logits, choice, numbers, columns)
         for row, token, log_prob in zip(live, tokens.tolist(), log_probs.tolist(), strict=True):
-            row.take(token, log_prob, self.eos_ids, self.max_response_tokens)
+            row.add_sampled(token, log_prob, self.eos_ids, self.max_response_tokens)
 
     def _answer_turns(self, live: list[Row]) -> None:
         """Where the policy's turn is over the environment speaks.
@@ -149,7 +149,7 @@ class LocalSampler:
         over.sort(key=lambda row: row.number)
         answers = answer_all([row.episode for row in over])
         for row, answer in zip(over, answers, strict=True):
-            row.hear(answer, self.max_response_tokens)
+            row.add_observation(answer, self.max_response_tokens)
 
     def _make_cache(self, rows: list[Row]) -> SlotCache:
         config = self.model.config
@@ -170,7 +170,7 @@ def collate(rows: list[Row], float_type: torch.dtype, device: torch.device) -> R
         response_mask=pad_right([row.sampled for row in rows], torch.bool).to(device),
         rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
         finish_reasons=tuple(row.finish for row in rows),
-        calls=calls_of([row.episode for row in rows]),
+        calls=tool_calls_of([row.episode for row in rows]),
     )
 
 

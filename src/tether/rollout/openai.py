@@ -18,16 +18,16 @@ import httpx
 from tether.config import refuse_userinfo
 from tether.errors import UserError
 from tether.models.loading import Vocabulary
-from tether.rollout.engine import Completion, Request
+from tether.rollout.engine import Completion, GenerationRequest
 from tether.rollout.tools.search_client import bearer
 
-AT_ONCE = 16  # requests under way
+MAX_PARALLEL_REQUESTS = 16  # requests under way
 PAUSE_SECONDS = 0.5  # before the first retry; twice as long before each further one
 MAX_BYTES = 10_000_000  # of an answer
-FORMS = ("ids, and ids back", "ids", "text")  # of a request, the best first
+REQUEST_FORMS = ("ids, and ids back", "ids", "text")  # of a request, the best first
 
 
-class Endpoint:
+class OpenAIEngine:
     def __init__(
         self,
         url: str,
@@ -49,7 +49,7 @@ class Endpoint:
                 "(tether eval --endpoint URL), not trained."
             )
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         # Neither proxies nor passwords from the environment, and no redirect: only this address.
         client = httpx.Client(
             trust_env=False,
@@ -59,24 +59,24 @@ class Endpoint:
         )
         with client:
             first = [self._complete(client, request) for request in requests[:1]]  # finds the form
-            pool = ThreadPoolExecutor(AT_ONCE)
+            pool = ThreadPoolExecutor(MAX_PARALLEL_REQUESTS)
             try:
                 rest = list(pool.map(lambda one: self._complete(client, one), requests[1:]))
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
         return first + rest
 
-    def _complete(self, client: httpx.Client, request: Request) -> Completion:
+    def _complete(self, client: httpx.Client, request: GenerationRequest) -> Completion:
         while True:
             status, content = self._post(client, self._body(request))
             if status == 200:
                 return self._read(content, request)
-            if status not in (400, 422) or self.form == len(FORMS) - 1:
+            if status not in (400, 422) or self.form == len(REQUEST_FORMS) - 1:
                 raise UserError(f"{self.url} refuses with status {status}: {_reason(content)}")
             self.form += 1
 
-    def _body(self, request: Request) -> dict[str, Any]:
-        form = FORMS[self.form]
+    def _body(self, request: GenerationRequest) -> dict[str, Any]:
+        form = REQUEST_FORMS[self.form]
         tokenizer = self.vocabulary.tokenizer
         text = tokenizer.decode(request.ids, skip_special_tokens=False)
         body: dict[str, Any] = {
@@ -115,11 +115,11 @@ class Endpoint:
             f"up, and the address right?"
         )
 
-    def _read(self, content: bytes, request: Request) -> Completion:
+    def _read(self, content: bytes, request: GenerationRequest) -> Completion:
         """Ids as the server sampled them, or as our tokenizer reads its text. Where it says that
         the model stopped, an EOS stands at the end, as in every response of ours; after a text
         that ended a turn nobody reads it."""
-        text, ids, stopped = read_answer(content, self.url, len(self.vocabulary.tokenizer))
+        text, ids, stopped = parse_answer(content, self.url, len(self.vocabulary.tokenizer))
         if ids is None:
             ids = self.vocabulary.tokenizer(text, add_special_tokens=False).input_ids
         if stopped and (not ids or ids[-1] not in self.vocabulary.eos_ids):
@@ -140,7 +140,7 @@ def completions_url(url: str) -> str:
     return f"{url.removesuffix('/v1')}/v1/completions"
 
 
-def read_answer(
+def parse_answer(
     content: bytes, url: str, vocabulary_size: int
 ) -> tuple[str, list[int] | None, bool]:
     """Text, ids if the server gives them, and whether the model ended by itself."""

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from tether.data.batching import block, stack
+from tether.data.batching import concat_rollouts, own_rows
 from tether.dist.collectives import gather_results
 from tether.dist.fsdp import unsharded_model
 from tether.types import Call, Prompts, Rollout
@@ -30,7 +30,7 @@ class Episode(Protocol):
 
     prompt_ids: list[int]
 
-    def take(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         """Read one sampled token, in order; True = the policy's turn ends with it."""
         ...
 
@@ -45,7 +45,7 @@ class SingleTurn:
 
     prompt_ids: list[int]
 
-    def take(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         return False
 
     def answer(self) -> Observe | Done:
@@ -59,7 +59,7 @@ def single_turns(prompts: Prompts) -> list[SingleTurn]:
     return [SingleTurn(ids) for ids in prompts.ids]
 
 
-def calls_of(episodes: Sequence[Episode]) -> tuple[tuple[Call, ...], ...]:
+def tool_calls_of(episodes: Sequence[Episode]) -> tuple[tuple[Call, ...], ...]:
     """What each episode asked of its tools, for the rollout; nothing where none has any."""
     calls = tuple(tuple(getattr(episode, "calls", ())) for episode in episodes)
     return calls if any(calls) else ()
@@ -113,7 +113,7 @@ class DistributedSampler:
         numbers: Sequence[int] | None = None,
     ) -> Rollout:
         numbers = range(len(episodes)) if numbers is None else numbers
-        mine = block(len(episodes))
+        mine = own_rows(len(episodes))
         own, keys = episodes[mine.start : mine.stop], numbers[mine.start : mine.stop]
         parts = gather_results(lambda: self.sampler.run(own, choice, keys) if own else None)
-        return stack([part for part in parts if part is not None])
+        return concat_rollouts([part for part in parts if part is not None])

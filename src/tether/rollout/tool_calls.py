@@ -15,16 +15,16 @@ from typing import Literal
 
 from tether.rewards.functions import describe
 
-AT_ONCE = 16  # calls under way
+MAX_PARALLEL_CALLS = 16  # calls under way
 MAX_STUCK = 64  # abandoned threads that still hang; beyond that nothing is called
 
 
-class Refused(Exception):
+class InvalidArguments(Exception):
     """Raised by a tool that cannot work with its arguments: the policy reads the sentence."""
 
 
 @dataclass(frozen=True)
-class Request:
+class ToolRequest:
     """A call to be made."""
 
     name: str
@@ -35,7 +35,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Returned:
+class ToolResult:
     """What came of a call: a value, or an error and whose it is."""
 
     value: object
@@ -45,20 +45,20 @@ class Returned:
 
 
 class _Thread(threading.Thread):
-    def __init__(self, request: Request, ended: "queue.SimpleQueue[_Thread]") -> None:
+    def __init__(self, request: ToolRequest, ended: "queue.SimpleQueue[_Thread]") -> None:
         super().__init__(daemon=True, name=f"tether call of {request.name}")
         self.request, self.ended = request, ended
-        self.returned: Returned | None = None
+        self.returned: ToolResult | None = None
 
     def run(self) -> None:
         began = time.perf_counter()
 
-        def result(value: object, *error: str) -> Returned:
-            return Returned(value, time.perf_counter() - began, *error)
+        def result(value: object, *error: str) -> ToolResult:
+            return ToolResult(value, time.perf_counter() - began, *error)
 
         try:
             self.returned = result(self.request.run(self.request.arguments))
-        except Refused as refusal:
+        except InvalidArguments as refusal:
             self.returned = result(None, str(refusal), "policy")
         except BaseException as error:  # SystemExit too: a tool must not end a thread unheard
             self.returned = result(None, describe(error), "tool")
@@ -68,14 +68,14 @@ class _Thread(threading.Thread):
 _stuck: list[_Thread] = []
 
 
-def call_all(requests: Sequence[Request]) -> list[Returned]:
+def call_all(requests: Sequence[ToolRequest]) -> list[ToolResult]:
     """Every call made, in whatever order they end; the results stand in the order asked."""
-    results: list[Returned | None] = [None] * len(requests)
+    results: list[ToolResult | None] = [None] * len(requests)
     waiting = deque(enumerate(requests))
     running: dict[_Thread, tuple[int, float]] = {}  # number of the request, and its deadline
     ended: queue.SimpleQueue[_Thread] = queue.SimpleQueue()
     while waiting or running:
-        while waiting and len(running) < AT_ONCE:
+        while waiting and len(running) < MAX_PARALLEL_CALLS:
             number, request = waiting.popleft()
             if _count_stuck() >= MAX_STUCK:
                 results[number] = _not_called(request)
@@ -90,7 +90,7 @@ def call_all(requests: Sequence[Request]) -> list[Returned]:
 def _wait(
     running: dict[_Thread, tuple[int, float]],
     ended: "queue.SimpleQueue[_Thread]",
-    results: list[Returned | None],
+    results: list[ToolResult | None],
 ) -> None:
     """Until one call ends or runs out of time."""
     if not running:
@@ -111,13 +111,13 @@ def _wait(
             results[number] = thread.returned
 
 
-def _timed_out(request: Request) -> Returned:
+def _timed_out(request: ToolRequest) -> ToolResult:
     limit = request.timeout_seconds
-    return Returned(None, limit, f"it took longer than timeout_seconds = {limit:g}", "tool")
+    return ToolResult(None, limit, f"it took longer than timeout_seconds = {limit:g}", "tool")
 
 
-def _not_called(request: Request) -> Returned:
-    return Returned(
+def _not_called(request: ToolRequest) -> ToolResult:
+    return ToolResult(
         None, 0.0, f"it was not called, as {MAX_STUCK} earlier calls still hang", "tool"
     )
 

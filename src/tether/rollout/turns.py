@@ -10,13 +10,13 @@ from typing import Protocol, runtime_checkable
 
 from tether.config import RolloutSection
 from tether.rollout.sampler import Done, Episode, Observe
-from tether.rollout.tool_calls import Request, Returned, call_all
+from tether.rollout.tool_calls import ToolRequest, ToolResult, call_all
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.types import Call
 
 
 @dataclass(frozen=True)
-class Invalid:
+class InvalidCall:
     """A call that cannot be made; the policy reads why."""
 
     name: str
@@ -26,16 +26,16 @@ class Invalid:
 
 
 @runtime_checkable
-class Outside(Protocol):
+class TurnHandler(Protocol):
     """Who the policy talks to: the tools, or an environment."""
 
     end_marks: tuple[str, ...]  # texts that end a turn
 
-    def ask(self, turn: str) -> Request | Invalid | Done:
+    def next_call(self, turn: str) -> ToolRequest | InvalidCall | Done:
         """What to do with a turn that ended with an end mark."""
         ...
 
-    def unfinished(self, turn: str) -> Invalid | None:
+    def unfinished_call(self, turn: str) -> InvalidCall | None:
         """What was wrong with a turn that ended with EOS."""
         ...
 
@@ -46,17 +46,17 @@ class MultiTurn:
     def __init__(
         self,
         prompt_ids: list[int],
-        outside: Outside,
+        handler: TurnHandler,
         turn_tokens: TurnTokenizer,
         settings: RolloutSection,
     ) -> None:
         self.prompt_ids = prompt_ids
-        self.outside, self.turn_tokens, self.settings = outside, turn_tokens, settings
+        self.handler, self.turn_tokens, self.settings = handler, turn_tokens, settings
         self.calls: list[Call] = []
         self.turn = 0
         self.turn_ids: list[int] = []
 
-    def take(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         self.turn_ids.append(token)
         if token in self.turn_tokens.eos_ids:
             self._note_unfinished()
@@ -64,32 +64,32 @@ class MultiTurn:
         if not self.turn_tokens.may_end(token):
             return False
         text = self.turn_tokens.text(self.turn_ids)
-        return any(mark in text for mark in self.outside.end_marks)
+        return any(mark in text for mark in self.handler.end_marks)
 
     def answer(self) -> Observe | Done:
         [answer] = answer_all([self])
         return answer
 
-    def ask(self) -> Request | Observe | Done:
+    def next_call(self) -> ToolRequest | Observe | Done:
         """The call that the turn makes, or what follows it without one."""
-        asked = self.outside.ask(self.turn_tokens.text(self.turn_ids))
+        asked = self.handler.next_call(self.turn_tokens.text(self.turn_ids))
         if isinstance(asked, Done):
             return asked
         if self.turn + 1 >= self.settings.max_turns:
             why = f"it came with turn {self.turn + 1}, the last of rollout.max_turns"
-            self._note(asked, Returned(None, 0.0, f"not made: {why}", "policy"), "")
+            self._note(asked, ToolResult(None, 0.0, f"not made: {why}", "policy"), "")
             return Done()
-        if isinstance(asked, Invalid):
-            return self.hear(asked, Returned(None, 0.0, asked.why, "policy"))
+        if isinstance(asked, InvalidCall):
+            return self.observe(asked, ToolResult(None, 0.0, asked.why, "policy"))
         return asked
 
-    def hear(self, asked: Request | Invalid, returned: Returned) -> Observe | Done:
+    def observe(self, asked: ToolRequest | InvalidCall, returned: ToolResult) -> Observe | Done:
         """From what a call returned to the tokens that the policy reads; None ends the episode."""
         if returned.error is None and returned.value is None:
             self._note(asked, returned, "")
             return Done()
         returned = _only_text(returned)
-        text = said(asked.name, returned)
+        text = observation_text(asked.name, returned)
         ids, read, cut = self.turn_tokens.observation(
             text, asked.reply, self.settings.max_observation_tokens
         )
@@ -99,7 +99,7 @@ class MultiTurn:
         return Observe(ids)
 
     def _note(
-        self, asked: Request | Invalid, returned: Returned, result: str, cut: bool = False
+        self, asked: ToolRequest | InvalidCall, returned: ToolResult, result: str, cut: bool = False
     ) -> None:
         self.calls.append(
             Call(
@@ -115,23 +115,23 @@ class MultiTurn:
         )
 
     def _note_unfinished(self) -> None:
-        wrong = self.outside.unfinished(self.turn_tokens.text(self.turn_ids))
+        wrong = self.handler.unfinished_call(self.turn_tokens.text(self.turn_ids))
         if wrong is not None:
-            self._note(wrong, Returned(None, 0.0, wrong.why, "policy"), "")
+            self._note(wrong, ToolResult(None, 0.0, wrong.why, "policy"), "")
 
 
 def answer_all(episodes: Sequence[Episode]) -> list[Observe | Done]:
     """What follows the turns of these episodes, in their order. Calls are made at the same time;
     all else, tokenising above all, happens here and in order."""
-    asked = [e.ask() if isinstance(e, MultiTurn) else e.answer() for e in episodes]
-    returned = iter(call_all([one for one in asked if isinstance(one, Request)]))
+    asked = [e.next_call() if isinstance(e, MultiTurn) else e.answer() for e in episodes]
+    returned = iter(call_all([one for one in asked if isinstance(one, ToolRequest)]))
     return [
-        episode.hear(one, next(returned)) if isinstance(one, Request) else one
+        episode.observe(one, next(returned)) if isinstance(one, ToolRequest) else one
         for episode, one in zip(episodes, asked, strict=True)
     ]
 
 
-def said(name: str, returned: Returned) -> str:
+def observation_text(name: str, returned: ToolResult) -> str:
     """What the policy reads. Of a failure it reads that there was one and no more: its details
     may differ from run to run, and belong to whoever watches."""
     match returned.fault:
@@ -142,8 +142,8 @@ def said(name: str, returned: Returned) -> str:
     return str(returned.value)
 
 
-def _only_text(returned: Returned) -> Returned:
+def _only_text(returned: ToolResult) -> ToolResult:
     if returned.error is not None or isinstance(returned.value, str):
         return returned
     kind = type(returned.value).__name__
-    return Returned(None, returned.seconds, f"it returned {kind}, not text", "tool")
+    return ToolResult(None, returned.seconds, f"it returned {kind}, not text", "tool")

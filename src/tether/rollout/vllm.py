@@ -35,7 +35,7 @@ from tether.models.loading import Vocabulary
 from tether.models.lora import adapter_merged
 from tether.rewards.child import die_with_parent
 from tether.rewards.functions import describe
-from tether.rollout.engine import Completion, Request
+from tether.rollout.engine import Completion, GenerationRequest
 
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS = "weights.safetensors"
@@ -106,16 +106,16 @@ class VllmEngine:
     def load(self, weights: PreTrainedModel) -> None:
         if self.llm is None:
             with tempfile.TemporaryDirectory() as folder:
-                write_shape(weights, self.tokenizer, Path(folder))
-                self.llm = start(folder, _number_format(weights), self.settings)
+                write_config(weights, self.tokenizer, Path(folder))
+                self.llm = start_llm(folder, _number_format(weights), self.settings)
         with torch.no_grad():
-            take_weights(self.llm, named_weights(weights))
+            load_weights(self.llm, named_weights(weights))
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        return complete(self.llm, requests, self.settings.eos_ids)
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        return generate(self.llm, requests, self.settings.eos_ids)
 
 
-def write_shape(
+def write_config(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path
 ) -> None:
     """The model's config and tokenizer, without weights. A head that is tied to the embedding is
@@ -136,7 +136,7 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
                 yield name.replace(".base_layer.", "."), weight.detach()
 
 
-def start(folder: str, number_format: str, settings: Settings) -> Any:
+def start_llm(folder: str, number_format: str, settings: Settings) -> Any:
     """vLLM with the shape of the model in `folder`, its weights still to come."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -168,14 +168,16 @@ def start(folder: str, number_format: str, settings: Settings) -> Any:
         torch.set_num_threads(settings.threads)
 
 
-def take_weights(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+def load_weights(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
     """New weights through vLLM's own loader, which lays them out as its kernels read them; what
     it had cached of the old ones is forgotten."""
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
 
 
-def complete(llm: Any, requests: Sequence[Request], eos_ids: Sequence[int]) -> list[Completion]:
+def generate(
+    llm: Any, requests: Sequence[GenerationRequest], eos_ids: Sequence[int]
+) -> list[Completion]:
     """Log-probs of greedy tokens are at temperature 1; nothing is trained on those."""
     from vllm import SamplingParams
 
@@ -227,7 +229,7 @@ class VllmProcess:
         self._ask({"load": str(path)})
         path.unlink()
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         answer = self._ask({"requests": [asdict(request) for request in requests]})
         return [Completion(**one) for one in answer["completions"]]
 
@@ -261,7 +263,7 @@ def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
         ) from None
 
 
-def make_folder(parent: Path | None) -> tuple[Path, int]:
+def make_locked_folder(parent: Path | None) -> tuple[Path, int]:
     """A folder of this process's own, and the lock on it that ends with the process. Folders of
     processes that were killed are removed first: theirs are not locked any more."""
     parent = parent or Path(tempfile.gettempdir())
@@ -287,8 +289,8 @@ class _Child:
         settings: Settings,
     ) -> None:
         shared = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-        self.folder, lock = make_folder(shared)
-        write_shape(model, tokenizer, self.folder)
+        self.folder, lock = make_locked_folder(shared)
+        write_config(model, tokenizer, self.folder)
         spec = {
             **asdict(settings),
             "folder": str(self.folder),
@@ -376,7 +378,7 @@ def main(spec: str, orders_fd: int, answers_fd: int) -> None:
             answers.flush()
 
         try:
-            llm = start(folder, number_format, settings)
+            llm = start_llm(folder, number_format, settings)
         except UserError as error:
             return answer({"refused": str(error)})
         answer({"ready": True})
@@ -390,10 +392,12 @@ def main(spec: str, orders_fd: int, answers_fd: int) -> None:
 def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> dict[str, Any]:
     if "load" in order:
         with safe_open(order["load"], framework="pt") as file:
-            take_weights(llm, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
+            load_weights(llm, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
         return {"loaded": True}
-    requests = [Request(**{**one, "stop": tuple(one["stop"])}) for one in order["requests"]]
-    return {"completions": [asdict(one) for one in complete(llm, requests, settings.eos_ids)]}
+    requests = [
+        GenerationRequest(**{**one, "stop": tuple(one["stop"])}) for one in order["requests"]
+    ]
+    return {"completions": [asdict(one) for one in generate(llm, requests, settings.eos_ids)]}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from torch import Tensor
 from tether.algo.losses import bradley_terry_losses
 from tether.config.stages import RewardModelConfig
 from tether.data.batching import microbatches
-from tether.data.dialogues import Pair, load_pairs
-from tether.models.reward_model import RewardModel, start_reward_model, whole_rows
+from tether.data.dialogues import PreferencePair, load_pairs
+from tether.models.reward_model import RewardModel, dialogues_as_sequences, start_reward_model
 from tether.stages.loop import Record
 
 BINS = 10  # of confidence, between a coin's 0.5 and 1
@@ -53,7 +53,12 @@ def reliability(chosen: Float[Tensor, " pairs"], rejected: Float[Tensor, " pairs
 class RewardModelStage:
     """The loss is the mean over pairs of -log sigmoid(score of chosen - score of rejected)."""
 
-    def __init__(self, reward: RewardModel, train: Sequence[Pair], heldout: Sequence[Pair]) -> None:
+    def __init__(
+        self,
+        reward: RewardModel,
+        train: Sequence[PreferencePair],
+        heldout: Sequence[PreferencePair],
+    ) -> None:
         self.reward = reward
         self.train, self.heldout = train, heldout
         self.model = reward.model
@@ -86,18 +91,19 @@ class RewardModelStage:
         self.reward.tokenizer.save_pretrained(folder / "reward")
 
     def _read_pairs(
-        self, pairs: Sequence[Pair]
+        self, pairs: Sequence[PreferencePair]
     ) -> tuple[Float[Tensor, " pairs"], Float[Tensor, " pairs"]]:
         """Both sides in one pass, so that nothing differs between them but the ids."""
         dialogues = [ids for pair in pairs for ids in (pair.chosen, pair.rejected)]
-        chosen, rejected = self.reward.read(dialogues).view(-1, 2).unbind(1)
+        chosen, rejected = self.reward.scores_with_gradients(dialogues).view(-1, 2).unbind(1)
         return chosen, rejected
 
-    def _parts(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
+    def _parts(self, pairs: Sequence[PreferencePair]) -> list[list[PreferencePair]]:
         """Pairs of like length together, as many as one backward may hold."""
         longest = [max(pair.chosen, pair.rejected, key=len) for pair in pairs]
         groups = microbatches(
-            whole_rows(longest, torch.device("cpu")), max(1, self.reward.microbatch_tokens // 2)
+            dialogues_as_sequences(longest, torch.device("cpu")),
+            max(1, self.reward.microbatch_tokens // 2),
         )
         return [[pairs[i] for i in group.tolist()] for group in groups]
 

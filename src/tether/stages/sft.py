@@ -17,7 +17,7 @@ from torch import Tensor
 from tether.algo.masked import cell_weights, weighted_sum
 from tether.config.stages import SFTConfig
 from tether.data.batching import join_pairs, microbatches, pad_right
-from tether.data.dialogues import Conversation, encode_dialogue, load_conversations
+from tether.data.dialogues import Conversation, encode_prompt_and_response, load_conversations
 from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
 from tether.models.policy import Policy
 from tether.ppo.optimizer import Optimizer
@@ -48,7 +48,9 @@ class SFTStage:
         for some in like_lengths(sequences, self.policy.microbatch_tokens):
             part = sequences.select(some)
             states = self.policy.states(part)
-            log_probs, _ = self.policy.read(states, part, mask[some, : part.width])
+            log_probs, _ = self.policy.log_probs_and_entropies(
+                states, part, mask[some, : part.width]
+            )
             share = -weighted_sum(log_probs, weights[some, : part.width])
             share.backward()
             loss += float(share.detach())
@@ -88,7 +90,7 @@ def collate(
 ) -> tuple[Sequences, Bool[Tensor, "rows response"]]:
     """Rows as a rectangle, and the mask of what is learnt."""
     joined = join_pairs([(c.prompt_ids, c.response_ids) for c in conversations])
-    mask = pad_right([c.learnt for c in conversations], torch.bool)
+    mask = pad_right([c.loss_mask for c in conversations], torch.bool)
     parts = (joined.ids, joined.prompt_lengths, joined.response_lengths)
     return Sequences(*(x.to(device) for x in parts)), mask.to(device)
 
@@ -121,7 +123,9 @@ def train_sft(
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
     """Train the policy in place on (prompt, response) pairs; `on_step` hears each step's loss."""
-    encoded = [encode_dialogue(vocabulary.tokenizer, *dialogue) for dialogue in dialogues]
+    encoded = [
+        encode_prompt_and_response(vocabulary.tokenizer, *dialogue) for dialogue in dialogues
+    ]
     train_conversations(policy, vocabulary, encoded, settings, on_step)
 
 

@@ -42,7 +42,7 @@ def carries(a: int, b: int) -> bool:
     return a % 10 + b % 10 >= 10
 
 
-def state(form: Form, a: int, b: int, claim: int) -> Problem:
+def make_problem(form: Form, a: int, b: int, claim: int) -> Problem:
     """Put a+b into words. `claim` is the sum the asker believes in; the sum form has no claim."""
     total = a + b
     match form:
@@ -84,7 +84,7 @@ def draw_problems(
     while True:
         a, b = draw_operand(rng, digit_share), draw_operand(rng, digit_share)
         if split_of(a, b) == split and keep(a, b):
-            yield state(rng.choice(forms), a, b, draw_claim(rng, a + b))
+            yield make_problem(rng.choice(forms), a, b, draw_claim(rng, a + b))
 
 
 def draw_distinct(problems: Iterator[Problem], num: int) -> list[Problem]:

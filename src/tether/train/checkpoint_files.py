@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.data.batching import balanced
+from tether.data.batching import balance
 from tether.dist.dtensor import copy_from_full, full_tensor
 from tether.dist.world import world
 
@@ -29,7 +29,7 @@ def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
     here, names = world(), sorted(named)
     sizes = [named[name].numel() * named[name].element_size() for name in names]
     writers = {
-        names[i]: writer for writer, share in enumerate(balanced(sizes, here.size)) for i in share
+        names[i]: writer for writer, share in enumerate(balance(sizes, here.size)) for i in share
     }
     kept = {}
     for name in names:

@@ -166,7 +166,9 @@ def changed_prompts(run: Path, roles: Roles, config: Config) -> list[str]:
     size = config.rollout.prompts
     for line in drawn:
         iteration = line.get("iteration")
-        prompts = roles.train_prompts.take(iteration, size, config.seed, config.data.shuffle)
+        prompts = roles.train_prompts.for_iteration(
+            iteration, size, config.seed, config.data.shuffle
+        )
         if prompts_digest(prompts.ids) != line.get("sha256"):
             return [f"the token ids of the prompts of iteration {iteration}"]
     return []

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.rollout.tool_calls import Refused
-from tether.rollout.tools.calculator import calculate, shown
+from tether.rollout.tool_calls import InvalidArguments
+from tether.rollout.tools.calculator import calculate, format_number
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_values_are_exact_or_say_that_they_are_not(expression, value):
     ],
 )
 def test_what_is_no_expression_is_refused_with_the_reason(expression, why):
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(InvalidArguments, match=why):
         calculate(expression)
 
 
@@ -84,13 +84,13 @@ def _apply(operation, a, b):
 def test_nested_expressions_agree_with_fractions(pair):
     expression, value = pair
     if value is None:
-        with pytest.raises(Refused, match="zero"):
+        with pytest.raises(InvalidArguments, match="zero"):
             calculate(expression)
     else:
-        assert calculate(expression) == shown(value)
+        assert calculate(expression) == format_number(value)
 
 
 @given(st.text(max_size=40))
 def test_any_text_gives_a_number_or_a_refusal(text):
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(InvalidArguments):
         calculate(text)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollout.talk import say, settings, vocabulary
-from tether.rollout.tools.build import build_turns
+from tether.rollout.tools.build import build_episode_source
 from tether.types import Prompts
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "search.md"
@@ -23,7 +23,7 @@ def files(tmp_path) -> Path:
 
 def row_with(byte_tokenizer, columns: dict, **fields):
     prompts = Prompts(["p"], [[1]], [columns], [0], [""], [None])
-    [row] = build_turns(settings(**fields), vocabulary(byte_tokenizer)).episodes(prompts)
+    [row] = build_episode_source(settings(**fields), vocabulary(byte_tokenizer)).episodes(prompts)
     return row
 
 

@@ -14,7 +14,7 @@ from tether.config.load import validate_config
 from tether.data.prompts import load_prompts
 from tether.errors import UserError
 from tether.rollout.tools import environment
-from tether.rollout.tools.build import build_turns
+from tether.rollout.tools.build import build_episode_source
 from tether.types import Prompts
 
 TOOLS = """
@@ -64,7 +64,7 @@ def test_a_tool_that_cannot_be_called_with_one_text_is_refused(tiny_config, own,
 
 
 def test_a_tool_with_defaults_is_fine(own, byte_tokenizer):
-    build_turns(settings(tools=[f"{own}:fine"]), vocabulary(byte_tokenizer))
+    build_episode_source(settings(tools=[f"{own}:fine"]), vocabulary(byte_tokenizer))
 
 
 def test_a_tool_may_be_named_by_its_module(tmp_path, own, monkeypatch, byte_tokenizer):
@@ -72,7 +72,7 @@ def test_a_tool_may_be_named_by_its_module(tmp_path, own, monkeypatch, byte_toke
     (tmp_path / "my_tools_package" / "__init__.py").write_text("from beside_tools import fine\n")
     (tmp_path / "beside_tools.py").write_text("def fine(text): return text\n")
     monkeypatch.chdir(tmp_path)
-    build_turns(settings(tools=["my_tools_package:fine"]), vocabulary(byte_tokenizer))
+    build_episode_source(settings(tools=["my_tools_package:fine"]), vocabulary(byte_tokenizer))
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_a_tool_may_be_named_by_its_module(tmp_path, own, monkeypatch, byte_toke
 def test_an_environment_that_cannot_work_is_refused(own, byte_tokenizer, name, why):
     section = settings(tools=[], environment=f"{own}:{name}")
     with pytest.raises(UserError, match=why):
-        build_turns(section, vocabulary(byte_tokenizer))
+        build_episode_source(section, vocabulary(byte_tokenizer))
 
 
 def test_an_environment_whose_constructor_hangs_has_the_limit(own, byte_tokenizer, monkeypatch):
     monkeypatch.setattr(environment, "TIMEOUT_SECONDS", 0.3)
     section = settings(tools=[], environment=f"{own}:Hangs", max_observation_tokens=40)
-    episodes = build_turns(section, vocabulary(byte_tokenizer)).episodes
+    episodes = build_episode_source(section, vocabulary(byte_tokenizer)).episodes
     began = time.monotonic()
     [row] = episodes(Prompts(["p"], [[1]], [{}], [0], [""], [None]))
     assert time.monotonic() - began < 5

@@ -4,7 +4,7 @@ import pytest
 
 from rollout.talk import say, settings, vocabulary
 from tether.errors import UserError
-from tether.rollout.tools.build import build_turns
+from tether.rollout.tools.build import build_episode_source
 from tether.types import Prompts
 
 GUESS = '''
@@ -45,7 +45,7 @@ def make(tmp_path, byte_tokenizer):
         prompts = Prompts(
             ["p"] * count, [[1]] * count, rows, [0] * count, [""] * count, [None] * count
         )
-        return build_turns(section, vocabulary(byte_tokenizer)).episodes(prompts)
+        return build_episode_source(section, vocabulary(byte_tokenizer)).episodes(prompts)
 
     return made
 

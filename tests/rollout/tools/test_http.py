@@ -7,7 +7,7 @@ import time
 import pytest
 from faults.hostile_retriever import SHAPES, answer, drip_body, drip_headers, hang, says, serving
 
-from tether.rollout.tools.search_client import BadAnswer, HttpRetriever, NoAnswer, read_answer
+from tether.rollout.tools.search_client import BadAnswer, HttpRetriever, NoAnswer, parse_answer
 
 
 def test_documents_and_scores_come_as_the_server_orders_them():
@@ -68,9 +68,9 @@ def test_all_attempts_together_have_one_deadline(behave):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_other_shape_is_refused(shape):
     with pytest.raises(BadAnswer):
-        read_answer(SHAPES[shape], topk=3)
+        parse_answer(SHAPES[shape], topk=3)
 
 
 def test_fewer_documents_than_asked_for_are_fine():
-    assert read_answer(b'{"result": [[]]}', topk=3) == []
-    assert len(read_answer(answer("a", "b", score=3), topk=3)) == 2
+    assert parse_answer(b'{"result": [[]]}', topk=3) == []
+    assert len(parse_answer(answer("a", "b", score=3), topk=3)) == 2

@@ -8,7 +8,7 @@ import pytest
 from rollout.talk import episode, say, settings, vocabulary
 from tether.config import SearchTool
 from tether.errors import UserError
-from tether.rollout.tools.build import build_turns
+from tether.rollout.tools.build import build_episode_source
 from tether.rollout.tools.search import Bm25, Corpus, build_search, read_corpus, terms
 
 DOCUMENTS = [
@@ -154,5 +154,5 @@ def test_lines_left_out_reach_the_run(byte_tokenizer, tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b'{"contents": "one"}\n{}\n')
     tools = [{"kind": "search", "corpus": str(path), "on_bad_row": "skip"}]
-    turns = build_turns(settings(tools=tools), vocabulary(byte_tokenizer))
+    turns = build_episode_source(settings(tools=tools), vocabulary(byte_tokenizer))
     assert len(turns.broken) == 1

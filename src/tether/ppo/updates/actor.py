@@ -66,7 +66,7 @@ def actor_walk(roles: Roles, config: Config, iteration: int) -> MinibatchSchedul
         aggregation=config.aggregation,
         max_response_tokens=config.rollout.max_response_tokens,
         stop_kl=actor.stop_kl,
-        microbatch_cells=roles.actor.cells_at_once,
+        microbatch_cells=roles.actor.max_cached_cells,
     )
 
 
@@ -81,7 +81,7 @@ def policy_terms(
 ) -> LossTerms:
     """policy loss - entropy_coef x entropy + in_loss.coef x KL, and what there is to know of it."""
     mask, weights = batch.response_mask, batch.weights
-    new_log_probs, entropies = roles.actor.read(states, batch.sequences, mask)
+    new_log_probs, entropies = roles.actor.log_probs_and_entropies(states, batch.sequences, mask)
     # The ratio's bounds would make an infinity look like a number; the loss must show it.
     new_log_probs = torch.where(new_log_probs.isfinite(), new_log_probs, torch.nan)
     policy = policy_loss(new_log_probs, states, batch, roles, config, controls, old_policy)
@@ -206,7 +206,7 @@ def update_jointly(
     def compute(batch: Minibatch) -> LossTerms:
         states = roles.actor.states(batch.sequences)
         policy = policy_terms(batch, states, roles, config, controls, report, old_policy)
-        value = value_terms(batch, roles.critic.read(states), config, report)
+        value = value_terms(batch, roles.critic.values_from_states(states), config, report)
         loss = policy.loss + config.critic.coef * value.loss
         return LossTerms(loss, {**policy.parts, **value.parts}, policy.kl_from_old)
 

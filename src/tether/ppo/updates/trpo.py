@@ -123,7 +123,7 @@ class TrustRegion:
         sums = torch.zeros(3, dtype=torch.float64)
         for part in self.parts:
             states = self.actor.states(part.batch.sequences)
-            new_log_probs, entropies = self.actor.read(
+            new_log_probs, entropies = self.actor.log_probs_and_entropies(
                 states, part.batch.sequences, part.batch.response_mask
             )
             sums[0] += float(self._surrogate(new_log_probs, part))
@@ -141,7 +141,7 @@ class TrustRegion:
         gradient = torch.zeros(numbers, dtype=self.actor.model.dtype, device=self.mask.device)
         for part in self.parts:
             states = self.actor.states(part.batch.sequences)
-            new_log_probs, _ = self.actor.read(
+            new_log_probs, _ = self.actor.log_probs_and_entropies(
                 states, part.batch.sequences, part.batch.response_mask
             )
             surrogate = self._surrogate(new_log_probs, part)

@@ -14,27 +14,27 @@ from tether.rollout.tools.environment import (
     stops_of,
 )
 from tether.rollout.tools.search import build_search
-from tether.rollout.tools.tool import Tool, Toolbox, as_tool
+from tether.rollout.tools.tool import Tool, ToolHandler, as_tool
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.rollout.turns import MultiTurn
 from tether.types import Prompts
 
 
 @dataclass(frozen=True)
-class Turns:
+class EpisodeSource:
     """How the episodes of a run are made, and what was left out on the way."""
 
     episodes: Episodes
     broken: list[str] = field(default_factory=list)
 
 
-def build_turns(settings: RolloutSection, vocabulary: Vocabulary) -> Turns:
+def build_episode_source(settings: RolloutSection, vocabulary: Vocabulary) -> EpisodeSource:
     if not settings.is_multi_turn:
-        return Turns(single_turns)
+        return EpisodeSource(single_turns)
     if settings.environment is not None:
-        return Turns(_environments(settings, vocabulary))
+        return EpisodeSource(_environments(settings, vocabulary))
     broken: list[str] = []
-    toolbox = Toolbox([_build_tool(tool, broken) for tool in settings.tools])
+    toolbox = ToolHandler([_build_tool(tool, broken) for tool in settings.tools])
     turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, toolbox.end_marks)
     for tool in toolbox.tools:
         turn_tokens.check_room(tool.reply, settings.max_observation_tokens)
@@ -42,7 +42,7 @@ def build_turns(settings: RolloutSection, vocabulary: Vocabulary) -> Turns:
     def episodes(prompts: Prompts) -> list[MultiTurn]:
         return [MultiTurn(ids, toolbox, turn_tokens, settings) for ids in prompts.ids]
 
-    return Turns(episodes, broken)
+    return EpisodeSource(episodes, broken)
 
 
 def _environments(settings: RolloutSection, vocabulary: Vocabulary) -> Episodes:

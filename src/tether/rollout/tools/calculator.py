@@ -10,7 +10,7 @@ number   = digits with or without a decimal point
 import re
 from fractions import Fraction
 
-from tether.rollout.tool_calls import Refused
+from tether.rollout.tool_calls import InvalidArguments
 
 MAX_LENGTH = 200  # characters
 MAX_DEPTH = 20  # parentheses inside each other
@@ -18,21 +18,23 @@ MAX_DIGITS = 100  # of a numerator or denominator on the way
 DECIMALS = 10  # shown of a number that has no end
 
 TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?|\.\d+)|([-+*/()]))", re.ASCII)
-SAME = str.maketrans("×·÷−–（）", "**/--()")
+EQUIVALENT = str.maketrans("×·÷−–（）", "**/--()")
 
 
 def calculate(expression: str) -> str:
     """The value of an expression, as a decimal where that is exact, else rounded and said so."""
     if len(expression) > MAX_LENGTH:
-        raise Refused(f"an expression may have {MAX_LENGTH} characters, not {len(expression)}")
-    reader = _Reader(_tokens(expression.translate(SAME)))
+        raise InvalidArguments(
+            f"an expression may have {MAX_LENGTH} characters, not {len(expression)}"
+        )
+    reader = _Reader(_tokens(expression.translate(EQUIVALENT)))
     value = reader.sum(0)
     if reader.next is not None:
-        raise Refused(f"{reader.next!r} stands where the expression should end")
-    return shown(value)
+        raise InvalidArguments(f"{reader.next!r} stands where the expression should end")
+    return format_number(value)
 
 
-def shown(value: Fraction) -> str:
+def format_number(value: Fraction) -> str:
     """In decimals: 3/8 is 0.375; 1/3 is about 0.3333333333."""
     scaled = value * 10**DECIMALS
     exact = scaled.denominator == 1
@@ -46,11 +48,13 @@ def shown(value: Fraction) -> str:
 def _tokens(expression: str) -> list[str]:
     found, at, text = [], 0, expression.rstrip()
     if not text:
-        raise Refused("the expression is empty")
+        raise InvalidArguments("the expression is empty")
     while at < len(text):
         match = TOKEN.match(text, at)
         if match is None:
-            raise Refused(f"{text[at:].lstrip()[0]!r} is neither a number nor one of + - * / ( )")
+            raise InvalidArguments(
+                f"{text[at:].lstrip()[0]!r} is neither a number nor one of + - * / ( )"
+            )
         found.append(match.group().strip())
         at = match.end()
     return found
@@ -83,7 +87,7 @@ class _Reader:
         while self.next in ("*", "/"):
             operation, other = self.take(), self.signed(depth)
             if operation == "/" and other == 0:
-                raise Refused("division by zero")
+                raise InvalidArguments("division by zero")
             value = _small(value * other if operation == "*" else value / other)
         return value
 
@@ -96,20 +100,20 @@ class _Reader:
     def atom(self, depth: int) -> Fraction:
         token = self.take()
         if token is None:
-            raise Refused("the expression ends where a number should stand")
+            raise InvalidArguments("the expression ends where a number should stand")
         if token == "(":
             if depth == MAX_DEPTH:
-                raise Refused(f"parentheses are nested more than {MAX_DEPTH} deep")
+                raise InvalidArguments(f"parentheses are nested more than {MAX_DEPTH} deep")
             value = self.sum(depth + 1)
             if self.take() != ")":
-                raise Refused("a parenthesis is not closed")
+                raise InvalidArguments("a parenthesis is not closed")
             return value
         if token in "+-*/)":
-            raise Refused(f"{token!r} stands where a number should")
+            raise InvalidArguments(f"{token!r} stands where a number should")
         return _small(Fraction(token.rstrip(".")))
 
 
 def _small(value: Fraction) -> Fraction:
     if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
-        raise Refused(f"a number on the way has more than {MAX_DIGITS} digits")
+        raise InvalidArguments(f"a number on the way has more than {MAX_DIGITS} digits")
     return value

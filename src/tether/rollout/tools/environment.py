@@ -9,10 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 from tether.config import RolloutSection
 from tether.errors import UserError
 from tether.rollout.sampler import Done
-from tether.rollout.tool_calls import Request, call_all
-from tether.rollout.tools.tool import TIMEOUT_SECONDS, required
+from tether.rollout.tool_calls import ToolRequest, call_all
+from tether.rollout.tools.tool import TIMEOUT_SECONDS, required_parameters
 from tether.rollout.turn_tokens import TurnTokenizer
-from tether.rollout.turns import Invalid, MultiTurn
+from tether.rollout.turns import InvalidCall, MultiTurn
 from tether.types import Call, Prompts
 
 
@@ -30,38 +30,40 @@ class Environment(Protocol):
         ...
 
 
-class Steps:
+class EnvironmentHandler:
     """What a turn asks of an environment: a step, as long as it has not failed to begin."""
 
     def __init__(self, end_marks: tuple[str, ...]) -> None:
-        self.own: Environment | None = None
+        self.environment: Environment | None = None
         self.end_marks = end_marks
         self.began = False
 
     def begin(self, make: Callable[[], Environment], columns: dict[str, Any]) -> object:
         """Make the environment and reset it: both are the user's code, under one time limit. It
         gets a copy of the row, which the samples of a prompt share."""
-        self.own = make()
-        return self.own.reset(copy.deepcopy(columns))
+        self.environment = make()
+        return self.environment.reset(copy.deepcopy(columns))
 
-    def ask(self, turn: str) -> Request | Invalid | Done:
+    def next_call(self, turn: str) -> ToolRequest | InvalidCall | Done:
         if not self.began:
             return Done()
-        return Request("step", turn, lambda text: self.own.step(text), TIMEOUT_SECONDS, "{}")
+        return ToolRequest(
+            "step", turn, lambda text: self.environment.step(text), TIMEOUT_SECONDS, "{}"
+        )
 
-    def unfinished(self, turn: str) -> None:
+    def unfinished_call(self, turn: str) -> None:
         return None
 
 
 def _beginning(
-    steps: Steps, make: Callable[[], Environment], columns: dict[str, Any]
+    steps: EnvironmentHandler, make: Callable[[], Environment], columns: dict[str, Any]
 ) -> Callable[[str], object]:
     return lambda _: steps.begin(make, columns)
 
 
 def check_environment(make: Callable[[], object], where: str) -> None:
     """Refuse, before training, what would fail on every row."""
-    for parameter in required(make):
+    for parameter in required_parameters(make):
         raise UserError(
             f"{where} needs an argument {parameter!r}, but an environment is made without any; "
             f"give it a default, or read it from the row in `reset`."
@@ -72,7 +74,7 @@ def check_environment(make: Callable[[], object], where: str) -> None:
         if not callable(method):
             raise UserError(f"{where} has no method {name!r}.")
         # `self` and one more
-        if len(required(method)) > 2:
+        if len(required_parameters(method)) > 2:
             raise UserError(f"{where}: {name} is called with {wanted} alone.")
 
 
@@ -92,10 +94,10 @@ def environment_episodes(
 ) -> Sequence[MultiTurn]:
     """An environment per row, all reset. One that cannot be made or reset ends with the policy's
     first turn."""
-    rows = [Steps(end_marks) for _ in prompts.ids]
+    rows = [EnvironmentHandler(end_marks) for _ in prompts.ids]
     returned = call_all(
         [
-            Request("reset", "", _beginning(rows[i], make, columns), TIMEOUT_SECONDS, "{}")
+            ToolRequest("reset", "", _beginning(rows[i], make, columns), TIMEOUT_SECONDS, "{}")
             for i, columns in enumerate(prompts.columns)
         ]
     )

@@ -14,8 +14,8 @@ from tether import assets
 from tether.config import SearchTool
 from tether.data.files import BadRow, read_file
 from tether.errors import UserError
-from tether.rollout.tool_calls import Refused
-from tether.rollout.tools.search_client import GRACE_SECONDS, HttpRetriever, key_in
+from tether.rollout.tool_calls import InvalidArguments
+from tether.rollout.tools.search_client import GRACE_SECONDS, HttpRetriever, key_from_environment
 from tether.rollout.tools.tool import Tool
 
 
@@ -135,7 +135,7 @@ NOTHING = "No document found."
 def search_tool(retriever: Retriever, topk: int, timeout_seconds: float) -> Tool:
     def search(query: str) -> str:
         if not query:
-            raise Refused("the query is empty")
+            raise InvalidArguments("the query is empty")
         found = retriever.search(query, topk)
         return "\n".join(document["contents"] for document, _ in found) or NOTHING
 
@@ -153,7 +153,11 @@ def build_search(settings: SearchTool) -> tuple[Tool, list[str]]:
     limit = settings.timeout_seconds
     if settings.url is not None:
         variable = settings.key_variable
-        key = None if variable is None else key_in(variable, "rollout.tools: key_variable")
+        key = (
+            None
+            if variable is None
+            else key_from_environment(variable, "rollout.tools: key_variable")
+        )
         server = HttpRetriever(settings.url, limit, settings.retries, settings.max_bytes, key)
         return search_tool(server, settings.topk, limit + GRACE_SECONDS), []
     corpus = read_corpus(settings.corpus, settings.on_bad_row)

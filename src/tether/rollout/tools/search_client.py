@@ -43,7 +43,7 @@ def bearer(key: str, what: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def key_in(variable: str, field: str) -> str:
+def key_from_environment(variable: str, field: str) -> str:
     """The value of an environment variable that a field or option names."""
     if not os.environ.get(variable):
         raise UserError(f"{field} names {variable}, which is not set in the environment.")
@@ -66,7 +66,7 @@ class HttpRetriever:
         self.verify = ssl.create_default_context() if url.startswith("https:") else False
 
     def search(self, query: str, topk: int) -> list[tuple[dict[str, Any], float]]:
-        return read_answer(asyncio.run(self._fetch(query, topk)), topk)
+        return parse_answer(asyncio.run(self._fetch(query, topk)), topk)
 
     async def _fetch(self, query: str, topk: int) -> bytes:
         """The body of an answer. A coroutine can be stopped wherever it waits: in connecting, in
@@ -123,7 +123,7 @@ def _check_head(said: httpx.Response, max_bytes: int) -> None:
         raise BadAnswer(f"it is larger than max_bytes = {max_bytes}")
 
 
-def read_answer(content: bytes, topk: int) -> list[tuple[dict[str, Any], float]]:
+def parse_answer(content: bytes, topk: int) -> list[tuple[dict[str, Any], float]]:
     """Documents and scores of an answer to one query; anything odd is refused whole."""
     try:
         answer = json.loads(content.decode("utf-8"))

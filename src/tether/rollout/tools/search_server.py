@@ -37,7 +37,7 @@ def make_app(
 
     async def retrieve(request: Request) -> Response:
         _refuse_browsers(request, hosts)
-        asked = read_request(await _read_body(request), topk)
+        asked = parse_request(await _read_body(request), topk)
         return Response(
             await run_in_threadpool(_answer, retriever, asked), media_type="application/json"
         )
@@ -56,7 +56,7 @@ def serve(app: Starlette, listener: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def read_request(body: bytes, topk: int) -> dict[str, Any]:
+def parse_request(body: bytes, topk: int) -> dict[str, Any]:
     """The request's fields, or one sentence of what is wrong with it."""
     try:
         asked = json.loads(body.decode("utf-8"))

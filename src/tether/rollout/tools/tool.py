@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tether.errors import UserError
 from tether.rewards.functions import refuse_async
 from tether.rollout.sampler import Done
-from tether.rollout.tool_calls import Request
-from tether.rollout.turns import Invalid
+from tether.rollout.tool_calls import ToolRequest
+from tether.rollout.turns import InvalidCall
 
 ANSWER = ("<answer>", "</answer>")
 TIMEOUT_SECONDS = 10.0
@@ -47,7 +47,7 @@ def as_tool(own: object, where: str, timeout_seconds: float = TIMEOUT_SECONDS) -
     if not all(pattern.split("{}")):
         raise UserError(f"{where}: pattern {pattern!r} needs text on both sides of its {{}}.")
     refuse_async(own, where)
-    needed = required(own)
+    needed = required_parameters(own)
     if len(needed) > 1:
         raise UserError(
             f"{where} needs {len(needed)} arguments ({', '.join(needed)}), but a tool is called "
@@ -58,7 +58,7 @@ def as_tool(own: object, where: str, timeout_seconds: float = TIMEOUT_SECONDS) -
     return Tool(str(name), pattern, reply, own, timeout_seconds)
 
 
-def required(function: Callable[..., object]) -> list[str]:
+def required_parameters(function: Callable[..., object]) -> list[str]:
     """Names of the arguments that a call cannot leave out; nothing where Python does not know."""
     return [
         p.name
@@ -85,7 +85,7 @@ def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
         return []
 
 
-class Toolbox:
+class ToolHandler:
     """The tools of a run, and what a turn of the policy asks of them.
 
     A turn ends with the first closing mark. If that is `</answer>`, the episode is over. Else the
@@ -101,7 +101,7 @@ class Toolbox:
                 raise UserError(f"{where}: two tools, or a tool and the answer, share {mark!r}.")
         self.end_marks = (*(tool.closing for tool in tools), ANSWER[1])
 
-    def ask(self, turn: str) -> Request | Invalid | Done:
+    def next_call(self, turn: str) -> ToolRequest | InvalidCall | Done:
         closed = min(self.end_marks, key=lambda mark: turn.find(mark) % (len(turn) + 1))
         if closed == ANSWER[1]:
             return Done()
@@ -110,17 +110,17 @@ class Toolbox:
         opened = self._opened(before)
         if opened == [tool.opening]:
             arguments = before.partition(tool.opening)[2].strip()
-            return Request(tool.name, arguments, tool.call, tool.timeout_seconds, tool.reply)
+            return ToolRequest(tool.name, arguments, tool.call, tool.timeout_seconds, tool.reply)
         if not opened:
-            return Invalid(tool.name, before, f"{closed} without {tool.opening}", tool.reply)
+            return InvalidCall(tool.name, before, f"{closed} without {tool.opening}", tool.reply)
         why = f"{' and '.join(opened)} before {closed}, where one {tool.opening} belongs"
-        return Invalid(tool.name, before, why, tool.reply)
+        return InvalidCall(tool.name, before, why, tool.reply)
 
-    def unfinished(self, turn: str) -> Invalid | None:
+    def unfinished_call(self, turn: str) -> InvalidCall | None:
         for tool in self.tools:
             if tool.opening in turn:
                 arguments = turn.partition(tool.opening)[2]
-                return Invalid(tool.name, arguments, f"{tool.opening} never closed", tool.reply)
+                return InvalidCall(tool.name, arguments, f"{tool.opening} never closed", tool.reply)
         return None
 
     def _opened(self, text: str) -> list[str]:
