@@ -14,7 +14,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from tether.data import messages
+from tether.data import messages as rendering
 from tether.data.dialogues import encode_messages, encode_prompt_and_response, encode_whole_dialogue
 from tether.data.files import BadRow
 from tether.data.messages import render_prompt
@@ -117,11 +117,11 @@ def test_ordinary_text_has_the_ids_of_the_template_on_both_ways(tokenizer, monke
         )
         assert render_prompt(tokenizer, messages) == expected
         with monkeypatch.context() as careful:
-            careful.setattr(messages.SpecialTokens, "spelt_in", lambda self, text: "m" in text)
-            careful.setattr(messages, "_texts", lambda value: ["m"])
+            careful.setattr(rendering.SpecialTokens, "spelt_in", lambda self, text: "m" in text)
+            careful.setattr(rendering, "_texts", lambda value: ["m"])
             # Roles and other fields are refused where they spell a mark; here all texts "do".
-            careful.setattr(messages, "_other_fields", lambda message: [])
-            assert messages.render_messages(tokenizer, messages, True).ids(tokenizer) == expected
+            careful.setattr(rendering, "_other_fields", lambda message: [])
+            assert rendering.render_messages(tokenizer, messages, True).ids(tokenizer) == expected
 
 
 @pytest.mark.parametrize("shape", TEMPLATES)
@@ -185,7 +185,7 @@ def test_a_template_that_changes_such_text_is_refused(byte_tokenizer, monkeypatc
     loud = "{% for m in messages %}<|user|>{{ m.content | upper }}{% endfor %}"
     monkeypatch.setattr(byte_tokenizer, "chat_template", loud)
     with pytest.raises(BadRow, match=r"spells a special token .* changes the text"):
-        messages.render_messages(
+        rendering.render_messages(
             byte_tokenizer, [{"role": "user", "content": f"a{SPELT}"}], generation=True
         )
 
@@ -197,7 +197,7 @@ def test_a_role_may_not_spell_a_special_token(byte_tokenizer):
 
 
 def test_a_text_cannot_guess_the_stand_ins(byte_tokenizer):
-    special = messages.special_tokens(byte_tokenizer)
+    special = rendering.special_tokens(byte_tokenizer)
     render_prompt(byte_tokenizer, SPELT)
     before = set(special._stand_ins.values())
     assert all(len(json.dumps(one)) > 20 for one in before)
@@ -212,8 +212,8 @@ def test_stand_ins_of_messages_are_new_for_every_rendering(byte_tokenizer, monke
         seen.extend(message["content"] for message in messages)
         return apply(tokenizer, messages, generation)
 
-    apply = messages.apply_template
-    monkeypatch.setattr(messages, "apply_template", spy)
+    apply = rendering.apply_template
+    monkeypatch.setattr(rendering, "apply_template", spy)
     for _ in range(2):
         render_prompt(byte_tokenizer, SPELT)
     stand_ins = [text for text in seen if text != SPELT]
@@ -221,8 +221,8 @@ def test_stand_ins_of_messages_are_new_for_every_rendering(byte_tokenizer, monke
 
 
 def test_a_mark_that_text_spells_at_its_beginning_is_not_taken_off():
-    assert messages.plain_text("<|end|>a").without_leading("<|end|>").text == "<|end|>a"
-    assert messages.template_text("<|end|>a").without_leading("<|end|>").text == "a"
+    assert rendering.plain_text("<|end|>a").without_leading("<|end|>").text == "<|end|>a"
+    assert rendering.template_text("<|end|>a").without_leading("<|end|>").text == "a"
 
 
 def test_marks_that_swallow_the_space_beside_them_do_so_beside_text_that_spells_marks():
