@@ -14,8 +14,9 @@ from data_flow import draw_data_flow
 from torch import Tensor
 
 from tether.algo.kl import adaptive_beta, estimate_kl, exact_kl
-from tether.algo.losses import clip_policy_loss, dual_clip
+from tether.algo.losses import LossInputs, policy_loss
 from tether.algo.random import uniform
+from tether.config import ClipUpdate
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6b6b6b"  # Okabe and Ito
@@ -55,10 +56,12 @@ def clipped_objective(ratio: Tensor, advantage: float) -> Objective:
     new_log_probs = ratio.log()[None]
     old_log_probs = torch.zeros_like(new_log_probs)
     advantages = torch.full_like(new_log_probs, advantage)
-    loss = clip_policy_loss(new_log_probs, old_log_probs, advantages, EPS, EPS)
-    bounded = dual_clip(loss, advantages, DUAL_BOUND)
-    flat = loss.clipped_high | loss.clipped_low
-    return Objective(-loss.per_token[0], -bounded.per_token[0], flat[0])
+    everywhere = torch.ones_like(advantages, dtype=torch.bool)
+    inputs = LossInputs(new_log_probs, old_log_probs, advantages, everywhere)
+    loss = policy_loss(ClipUpdate(eps_low=EPS, eps_high=EPS), inputs)
+    dual = ClipUpdate(eps_low=EPS, eps_high=EPS, dual_clip=DUAL_BOUND)
+    bounded = policy_loss(dual, inputs)
+    return Objective(-loss.per_token[0], -bounded.per_token[0], loss.clipped[0])
 
 
 class Estimate(NamedTuple):

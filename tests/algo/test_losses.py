@@ -6,21 +6,22 @@ from helpers import f64, grids, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.algo.losses import clip_policy_loss, clip_value_loss
+from tether.algo.losses import LossInputs, clip_value_loss, policy_loss
+from tether.config import ClipUpdate
 
 
-def clipped(loss) -> torch.Tensor:
-    """Where a bound took the gradient away; the two sides never overlap."""
-    assert not (loss.clipped_high & loss.clipped_low).any()
-    return loss.clipped_high | loss.clipped_low
+def clip_loss(new, old, advantages, eps_low=0.2, eps_high=0.2):
+    everywhere = torch.ones_like(new, dtype=torch.bool)
+    update = ClipUpdate(eps_low=eps_low, eps_high=eps_high)
+    return policy_loss(update, LossInputs(new, old, advantages, everywhere))
 
 
 def one_cell(ratio: float, advantage: float, eps_low=0.2, eps_high=0.2):
     """Loss, gradient with respect to the new log-prob, and whether the clip was active."""
     new = f64([[math.log(0.3 * ratio)]]).requires_grad_()
-    loss = clip_policy_loss(new, f64([[math.log(0.3)]]), f64([[advantage]]), eps_low, eps_high)
+    loss = clip_loss(new, f64([[math.log(0.3)]]), f64([[advantage]]), eps_low, eps_high)
     [gradient] = torch.autograd.grad(loss.per_token.sum(), new)
-    return float(loss.per_token.detach()), float(gradient), clipped(loss).item()
+    return float(loss.per_token.detach()), float(gradient), loss.clipped.item()
 
 
 def test_a_gain_beyond_the_clip_is_flat():
@@ -56,9 +57,7 @@ def test_the_loss_is_minus_the_smaller_objective(ratio, advantage, eps_low, eps_
 def test_only_cells_that_lost_their_gradient_count_as_clipped():
     ratios = [[1.3, 1.3, 0.7, 0.7, 1.3, 1.0]]
     advantages = [[1.0, -1.0, 1.0, -1.0, 0.0, 1.0]]
-    loss = clip_policy_loss(
-        f64(ratios).log(), torch.zeros(1, 6).double(), f64(advantages), 0.2, 0.2
-    )
+    loss = clip_loss(f64(ratios).log(), torch.zeros(1, 6).double(), f64(advantages), 0.2, 0.2)
     assert loss.clipped_high.tolist() == [[True, False, False, False, False, False]]
     assert loss.clipped_low.tolist() == [[False, False, False, True, False, False]]
     assert loss.ratio[0].tolist() == pytest.approx(ratios[0])
@@ -68,12 +67,12 @@ def test_with_ratio_one_the_objective_is_the_mean_advantage():
     """The documents' illustrative advantages: L^CPI = 0.073333, and clipping changes nothing."""
     advantages = f64([[0.13, 0.10, 0.08, 0.05, 0.03, 0.05]])
     same = torch.zeros_like(advantages)
-    loss = clip_policy_loss(same, same, advantages, 0.2, 0.2)
+    loss = clip_loss(same, same, advantages)
     assert -float(loss.per_token.mean()) == pytest.approx(0.073333, abs=1e-6)
 
 
 def test_a_log_ratio_of_a_thousand_stays_finite():
-    loss = clip_policy_loss(f64([[1000.0]]), f64([[0.0]]), f64([[-1.0]]), 0.2, 0.2)
+    loss = clip_loss(f64([[1000.0]]), f64([[0.0]]), f64([[-1.0]]), 0.2, 0.2)
     assert float(loss.per_token) == pytest.approx(math.exp(20))
 
 
@@ -94,7 +93,7 @@ def test_the_policy_gradient_is_the_finite_difference(cells):
     advantages = torch.where((kinks.abs() < 1e-4).any(dim=-1), 0.0, advantages)
 
     def total(x):
-        return clip_policy_loss(x, old, advantages, 0.2, 0.3).per_token.sum()
+        return clip_loss(x, old, advantages, 0.2, 0.3).per_token.sum()
 
     [gradient] = torch.autograd.grad(total(new.requires_grad_()), new)
     with torch.no_grad():

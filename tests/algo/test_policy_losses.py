@@ -8,16 +8,14 @@ import torch
 
 from tether.algo.kl import estimate_kl, full_kl, k3
 from tether.algo.losses import (
-    cispo_policy_loss,
-    clip_policy_loss,
-    cpi_policy_loss,
-    dual_clip,
-    gspo_policy_loss,
+    POLICY_LOSSES,
+    LossInputs,
+    PolicyLoss,
     log_ratio,
-    penalty_policy_loss,
-    reinforce_policy_loss,
+    policy_loss,
     squared_value_loss,
 )
+from tether.config import UPDATE_KINDS, ActorSection
 
 MASK = torch.tensor([[True, True, False], [True, True, True]])
 
@@ -33,15 +31,29 @@ def at_ratio(ratio: float) -> tuple[torch.Tensor, torch.Tensor]:
 ONE_CELL = torch.ones(1, 1, dtype=torch.bool)
 
 
+def loss_of(new, old, advantages, mask=None, kl_from_old=None, **update) -> PolicyLoss:
+    """The loss by a config's section, as a recipe would give it."""
+    mask = torch.ones_like(new, dtype=torch.bool) if mask is None else mask
+    section = ActorSection(update=update).update
+    return policy_loss(section, LossInputs(new, old, advantages, mask, kl_from_old))
+
+
+def test_every_kind_of_update_has_a_loss_and_a_formula():
+    assert set(POLICY_LOSSES) == set(UPDATE_KINDS)
+    for kind in UPDATE_KINDS:
+        assert ActorSection(update={"kind": kind}).update.formula
+
+
 def test_cpi_is_minus_ratio_times_advantage():
-    loss = cpi_policy_loss(*at_ratio(2.0), one(3.0))
+    loss = loss_of(*at_ratio(2.0), one(3.0), kind="cpi")
     assert float(loss.per_token) == pytest.approx(-6.0)
     assert float(loss.ratio) == pytest.approx(2.0)
-    assert not loss.clipped_high.any()
+    assert not loss.clipped.any()
+    assert loss.outside is None
 
 
 def test_penalty_adds_the_kl_from_the_old_policy():
-    loss = penalty_policy_loss(*at_ratio(2.0), one(1.0), one(0.3), coef=10.0)
+    loss = loss_of(*at_ratio(2.0), one(1.0), kl_from_old=one(0.3), kind="penalty", coef=10.0)
     assert float(loss.per_token) == pytest.approx(-2.0 + 10 * 0.3)
 
 
@@ -51,9 +63,8 @@ def test_the_sampled_kl_from_the_old_policy_is_k3_of_old_against_new():
 
 
 def test_reinforce_is_minus_advantage_times_log_prob():
-    assert float(reinforce_policy_loss(*at_ratio(2.0), one(2.0)).per_token) == pytest.approx(
-        -2 * math.log(0.6)
-    )
+    loss = loss_of(*at_ratio(2.0), one(2.0), kind="reinforce")
+    assert float(loss.per_token) == pytest.approx(-2 * math.log(0.6))
 
 
 @pytest.mark.parametrize(
@@ -66,14 +77,15 @@ def test_reinforce_is_minus_advantage_times_log_prob():
     ],
 )
 def test_dual_clip_bounds_the_loss_of_negative_advantages(ratio, advantage, expected):
-    clipped = clip_policy_loss(*at_ratio(ratio), one(advantage), 0.2, 0.2)
-    assert float(dual_clip(clipped, one(advantage), 3.0).per_token) == pytest.approx(expected)
+    loss = loss_of(*at_ratio(ratio), one(advantage), kind="clip", dual_clip=3.0)
+    assert float(loss.per_token) == pytest.approx(expected)
+    assert bool(loss.clipped_dual) is (expected == 3.0)
 
 
 def test_asymmetric_clip_has_two_edges():
-    high = clip_policy_loss(*at_ratio(1.25), one(1.0), 0.2, 0.3)
+    high = loss_of(*at_ratio(1.25), one(1.0), eps_low=0.2, eps_high=0.3)
     assert float(high.per_token) == pytest.approx(-1.25)
-    low = clip_policy_loss(*at_ratio(0.7), one(-1.0), 0.2, 0.5)
+    low = loss_of(*at_ratio(0.7), one(-1.0), eps_low=0.2, eps_high=0.5)
     assert float(low.per_token) == pytest.approx(0.8)
     assert bool(low.clipped_low)
     assert not bool(low.clipped_high)
@@ -82,14 +94,15 @@ def test_asymmetric_clip_has_two_edges():
 def test_gspo_gives_every_token_the_ratio_of_its_row():
     old = torch.zeros(1, 3).double()
     new = torch.tensor([[0.1, 0.3, 9.0]]).double()
-    loss = gspo_policy_loss(new, old, torch.ones(1, 3).double(), MASK[:1], 0.9, 9.0)
+    wide = {"kind": "gspo", "eps_low": 0.9, "eps_high": 9.0}
+    loss = loss_of(new, old, torch.ones(1, 3).double(), MASK[:1], **wide)
     assert loss.ratio[0, :2].tolist() == pytest.approx([math.exp(0.2)] * 2)
 
 
 def test_cispo_keeps_the_gradient_of_a_clipped_token():
     new, old = at_ratio(5.0)
     new.requires_grad_()
-    loss = cispo_policy_loss(new, old, one(2.0), 1.0, 0.28)
+    loss = loss_of(new, old, one(2.0), kind="cispo", eps_low=1.0, eps_high=0.28)
     loss.per_token.sum().backward()
     assert float(new.grad) == pytest.approx(-1.28 * 2.0)
     assert bool(loss.clipped_high)
@@ -120,26 +133,23 @@ def kl_plus_frozen(new):
     return 0.5 * (new - REF) ** 2  # the + forms differ from k2 by a constant
 
 
+def in_case(**update):
+    return lambda new: loss_of(new, OLD, ADVANTAGES, MASK, **update).per_token
+
+
 CASES = {
-    "clip": (lambda n: clip_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1).per_token, None),
-    "dual clip": (
-        lambda n: (
-            dual_clip(clip_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1), ADVANTAGES, 1.05).per_token
-        ),
-        None,
-    ),
-    "cpi": (lambda n: cpi_policy_loss(n, OLD, ADVANTAGES).per_token, None),
+    "clip": (in_case(kind="clip", eps_low=0.1, eps_high=0.1), None),
+    "dual clip": (in_case(kind="clip", eps_low=0.1, eps_high=0.1, dual_clip=1.05), None),
+    "cpi": (in_case(kind="cpi"), None),
+    "trpo": (in_case(kind="trpo"), lambda n: -ADVANTAGES * (n - OLD).exp()),
     "penalty": (
-        lambda n: penalty_policy_loss(n, OLD, ADVANTAGES, k3(OLD, n, MASK), 0.7).per_token,
-        None,
+        in_case(kind="penalty", coef=0.7),
+        lambda n: -ADVANTAGES * (n - OLD).exp() + 0.7 * ((n - OLD).exp() - 1 - (n - OLD)),
     ),
-    "reinforce": (lambda n: reinforce_policy_loss(n, OLD, ADVANTAGES).per_token, None),
-    "gspo": (
-        lambda n: gspo_policy_loss(n, OLD, ADVANTAGES, MASK, 0.1, 0.1).per_token,
-        gspo_frozen,
-    ),
+    "reinforce": (in_case(kind="reinforce"), None),
+    "gspo": (in_case(kind="gspo", eps_low=0.1, eps_high=0.1), gspo_frozen),
     "cispo": (
-        lambda n: cispo_policy_loss(n, OLD, ADVANTAGES, 0.1, 0.1).per_token,
+        in_case(kind="cispo", eps_low=0.1, eps_high=0.1),
         lambda n: -FROZEN.clamp(0.9, 1.1) * ADVANTAGES * n,
     ),
     "k1": (lambda n: estimate_kl("k1", n, REF, MASK), None),

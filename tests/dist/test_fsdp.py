@@ -29,8 +29,8 @@ from dist.processes import free_port, run_processes
 from dist.test_runs import assert_same, at, difference, lines, ragged, train  # noqa: F401
 from tether import api
 from tether.algo.masked import weighted_sum
-from tether.algo.losses import clip_policy_loss
-from tether.config import LoraSection
+from tether.algo.losses import LossInputs, policy_loss
+from tether.config import ClipUpdate, LoraSection
 from tether.dist.dtensor import full_tensor, as_dtensor, local_shard, shard_like, copy_from_full
 from tether.dist.fsdp import release_gathered, shard, unsharded_model
 from tether.dist.tensor_parallel import refuse_unshareable
@@ -149,7 +149,8 @@ def learn(kind: str) -> dict:
     def policy_terms(batch: Minibatch) -> LossTerms:
         states = policy.states(batch.sequences)
         new, entropies = policy.log_probs_and_entropies(states, batch.sequences, batch.response_mask)
-        loss = clip_policy_loss(new, batch.old_log_probs, batch.policy_advantages, 0.2, 0.2)
+        inputs = LossInputs(new, batch.old_log_probs, batch.policy_advantages, batch.response_mask)
+        loss = policy_loss(ClipUpdate(), inputs)
         loss = weighted_sum(loss.per_token - 0.1 * entropies, batch.weights)
         return LossTerms(loss, {"loss": loss})
 

@@ -12,10 +12,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tether import api
+from tether.algo.losses import LossInputs
+from tether.config import ActorSection
 from tether.errors import UserError
 from tether.explain import trace as trace_module
+from tether.explain.objective import token_verdicts
 
 PROMPT = "2+1=?"
+DUAL_CLIP = {"kind": "clip", "dual_clip": 3.0}
 
 
 def trace(model: str, prompt: str = PROMPT, reward=distinct_letters, **given) -> dict:
@@ -65,7 +69,8 @@ def check_clip(record: dict) -> None:
     """Ratio 1 before the update; the clipped objective by its definition after it."""
     old, advantages = record["tokens"]["old_log_probs"], record["tokens"]["policy_advantages"]
     close(record["before"]["ratio"], [1.0] * len(old), 1e-5)
-    low, high = record["settings"]["ratio_low"], record["settings"]["ratio_high"]
+    fields = record["settings"]["update_fields"]
+    low, high = 1 - fields["eps_low"], 1 + fields["eps_high"]
     for moment in ("before", "after"):
         part = record[moment]
         ratios = [math.exp(n - o) for n, o in zip(part["new_log_probs"], old, strict=True)]
@@ -232,7 +237,8 @@ def test_every_update_kind_shows_its_own_terms(recipe, name):
     plain = [r * a for r, a in zip(ratios, advantages, strict=True)]
     close(record["after"]["cpi_terms"], plain, 1e-4)
     close(record["before"]["ratio"], [1.0] * len(old), 1e-5)
-    low, high = record["settings"]["ratio_low"], record["settings"]["ratio_high"]
+    fields = record["settings"]["update_fields"]
+    low, high = 1 - fields.get("eps_low", 0), 1 + fields.get("eps_high", 0)
 
     def clipped(r: list[float]) -> list[float]:
         held = [min(max(x, low), high) for x in r]
@@ -242,7 +248,7 @@ def test_every_update_kind_shows_its_own_terms(recipe, name):
         case "clip" | "dual clip":
             expected = clipped(ratios)
         case "penalty":
-            coef = record["settings"]["penalty_coef"]
+            coef = fields["coef"]
             kl = [math.exp(gap) - gap - 1 for gap in gaps]
             expected = [x - coef * k for x, k in zip(plain, kl, strict=True)]
         case "exact penalty":  # only its sign is known from the sampled tokens
@@ -280,27 +286,31 @@ def test_a_shared_trunk_is_traced_too(recipe, shared):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "clipped", "verdict"),
+    ("update", "ratio", "advantage", "verdict"),
     [
-        (1.1, 1.0, False, "inside"),
-        (1.3, 1.0, True, "clipped_high"),
-        (0.7, -1.0, True, "clipped_low"),
-        (1.3, -1.0, False, "kept_high"),
-        (3.1, -1.0, True, "clipped_dual"),
-        (0.7, 1.0, False, "kept_low"),
-        (1.3, 0.0, False, "no_advantage"),
+        (DUAL_CLIP, 1.1, 1.0, "inside"),
+        (DUAL_CLIP, 1.3, 1.0, "clipped_high"),
+        (DUAL_CLIP, 0.7, -1.0, "clipped_low"),
+        (DUAL_CLIP, 1.3, -1.0, "kept_high"),
+        (DUAL_CLIP, 3.1, -1.0, "clipped_dual"),
+        (DUAL_CLIP, 0.7, 1.0, "kept_low"),
+        (DUAL_CLIP, 1.3, 0.0, "no_advantage"),
+        ({"kind": "cispo"}, 1.3, 1.0, "capped"),
+        ({"kind": "cispo"}, 1.3, -1.0, "capped"),
+        ({"kind": "cispo"}, 1.2, -1.0, "inside"),
+        ({"kind": "cpi"}, 9.0, 1.0, "no_bound"),
     ],
 )
-def test_a_verdict_says_which_side_and_whether_it_binds(ratio, advantage, clipped, verdict):
-    from tether.explain.objective import _verdict
-
-    assert _verdict(ratio, advantage, clipped, True, (0.8, 1.2)) == verdict
+def test_a_verdict_says_which_side_and_whether_it_binds(update, ratio, advantage, verdict):
+    new, old, advantages = (torch.tensor([[x]]) for x in (math.log(ratio), 0.0, advantage))
+    inputs = LossInputs(new, old, advantages, torch.ones(1, 1, dtype=torch.bool))
+    assert token_verdicts(ActorSection(update=update).update, inputs) == [verdict]
 
 
 def test_verdicts_follow_the_ratios(recipe):
     """A step so long that tokens leave the interval on both sides."""
     record = trace(recipe(actor__lr=0.05), overrides={"seed": 3})
-    low, high = record["settings"]["ratio_low"], record["settings"]["ratio_high"]
+    low, high = 0.8, 1.2
     cells = zip(
         record["after"]["ratio"],
         record["tokens"]["policy_advantages"],

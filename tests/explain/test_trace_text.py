@@ -70,20 +70,17 @@ def test_the_objective_is_written_out_term_by_term(record):
 
 
 @pytest.mark.parametrize(
-    ("settings", "verdict", "sentence"),
+    ("verdict", "sentence"),
     [
-        ({}, "clipped_low", "yes, low: A < 0 and the ratio fell below 0.8"),
-        ({}, "kept_low", "no, kept: the ratio fell below 0.8 though A > 0"),
-        ({"dual_clip": 3.0}, "clipped_dual", "yes, high: A < 0 and the ratio passed 3, the dual"),
-        ({"update": "cispo"}, "clipped_high", "yes: the weight is capped"),
-        ({"update": "cispo"}, "inside", "no: the ratio is below 1.2, so it weighs the token"),
+        ("inside", "no: inside the bound (0.8 ≤ r ≤ 1.2)"),
+        ("clipped_low", "yes, low: A < 0 and the ratio fell past the bound (0.8 ≤ r ≤ 1.2)"),
+        ("kept_low", "no, kept: the ratio fell past the bound (0.8 ≤ r ≤ 1.2) though A > 0"),
+        ("clipped_dual", "yes, dual: A < 0 and the ratio rose past the dual clip"),
+        ("capped", "yes, capped: the ratio left the bound (0.8 ≤ r ≤ 1.2)"),
     ],
 )
-def test_why_a_term_is_clipped_is_said_once_for_all_such_tokens(
-    record, settings, verdict, sentence
-):
+def test_why_a_term_is_clipped_is_said_once_for_all_such_tokens(record, verdict, sentence):
     changed = json.loads(json.dumps(record))
-    changed["settings"] |= settings
     changed["after"]["verdicts"] = [verdict] * 4
     found = [text for text in texts(tell(changed, "en", False)) if text.startswith(sentence)]
     assert len(found) == 1

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -290,7 +291,7 @@ class Overflowing(torch.autograd.Function):
 def test_gradients_that_overflow_cost_steps_and_not_the_run(tiny_config, monkeypatch, role):
     """The first microbatch of the run has an infinite gradient, and then none has."""
     module, name = {
-        "actor": (actor, "clip_policy_loss"),
+        "actor": (actor, "policy_loss"),
         "critic": (critic, "clip_value_loss"),
     }[role]
     loss_of, factors = getattr(module, name), iter([math.inf])
@@ -300,7 +301,7 @@ def test_gradients_that_overflow_cost_steps_and_not_the_run(tiny_config, monkeyp
         per_token = loss.per_token
         if next(factors, None):
             per_token = per_token + Overflowing.apply(per_token)
-        return loss._replace(per_token=per_token)
+        return replace(loss, per_token=per_token)
 
     monkeypatch.setattr(module, name, overflowing)
     config = changed(tiny_config, data__heldout=None)
@@ -421,13 +422,13 @@ def test_without_a_reference_there_is_nothing_to_refresh(tiny_config):
 
 def test_a_policy_that_reads_nan_stops_the_run_even_under_stop_kl(tiny_config, monkeypatch):
     """A KL that is not a number must not pass for one that is too large."""
-    loss_of = actor.clip_policy_loss
+    loss_of = actor.policy_loss
 
     def spoiled(*arguments):
         loss = loss_of(*arguments)
-        return loss._replace(per_token=loss.per_token * math.nan)
+        return replace(loss, per_token=loss.per_token * math.nan)
 
-    monkeypatch.setattr(actor, "clip_policy_loss", spoiled)
+    monkeypatch.setattr(actor, "policy_loss", spoiled)
     config = changed(tiny_config, data__heldout=None, actor__stop_kl=5.0, train__iterations=8)
     with pytest.raises(RunStopped, match=r"3 iterations in a row taught nothing.*pg_loss"):
         tether.train(config, reward=distinct_letters)

@@ -174,7 +174,30 @@ class CriticSection(Section):
     """weight of the value loss in the joint loss of a shared trunk"""
 
 
-class ClipUpdate(Section):
+class UpdateSection(Section):
+    """What trace, page and trainer know of a kind of update beside its fields.
+
+    The loss itself is in the table of `algo/losses.py`, under the same kind.
+    """
+
+    @property
+    def formula(self) -> str:
+        """The objective per token, with this section's numbers: r is the ratio new/old, A the
+        advantage, sg(x) the number x without its gradient."""
+        raise NotImplementedError
+
+    @property
+    def bound(self) -> str | None:
+        """When a token is inside the trust region; None for a kind without a bound per token."""
+        return None
+
+    @property
+    def needs_old_policy(self) -> bool:
+        """Whether the loss reads the old policy's whole distribution, so a copy of the actor."""
+        return False
+
+
+class ClipUpdate(UpdateSection):
     """PPO-Clip: the ratio new/old earns nothing beyond 1 - eps_low and 1 + eps_high."""
 
     kind: Literal["clip"] = "clip"
@@ -186,8 +209,19 @@ class ClipUpdate(Section):
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """for negative advantages, the largest loss in units of the advantage; null = none"""
 
+    @property
+    def formula(self) -> str:
+        clipped = f"min(r·A, clip(r, {1 - self.eps_low:g}, {1 + self.eps_high:g})·A)"
+        if self.dual_clip is None:
+            return clipped
+        return f"max({clipped}, {self.dual_clip:g}·A if A < 0)"
 
-class PenaltyUpdate(Section):
+    @property
+    def bound(self) -> str:
+        return f"{1 - self.eps_low:g} ≤ r ≤ {1 + self.eps_high:g}"
+
+
+class PenaltyUpdate(UpdateSection):
     """PPO-Penalty: the KL from the old to the new policy, times a coefficient, in the loss."""
 
     kind: Literal["penalty"]
@@ -201,8 +235,16 @@ class PenaltyUpdate(Section):
     target: PositiveFloat = 0.01
     """mean KL a token from the old to the new policy, in nats"""
 
+    @property
+    def formula(self) -> str:
+        return f"r·A − {self.coef:g}·KL(old‖new)"
 
-class TrpoUpdate(Section):
+    @property
+    def needs_old_policy(self) -> bool:
+        return self.estimator == "full"
+
+
+class TrpoUpdate(UpdateSection):
     """TRPO: one natural-gradient step on all rows, no longer than a KL of `max_kl`."""
 
     kind: Literal["trpo"]
@@ -218,22 +260,34 @@ class TrpoUpdate(Section):
     backtrack_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """what each shortening leaves of it"""
 
+    @property
+    def formula(self) -> str:
+        return f"r·A, subject to mean KL(old‖new) ≤ {self.max_kl:g}"
 
-class CpiUpdate(Section):
+
+class CpiUpdate(UpdateSection):
     """The bare surrogate, ratio x advantage: no trust region at all."""
 
     kind: Literal["cpi"]
     """conservative policy iteration's surrogate, unconstrained"""
 
+    @property
+    def formula(self) -> str:
+        return "r·A"
 
-class ReinforceUpdate(Section):
+
+class ReinforceUpdate(UpdateSection):
     """The plain policy gradient, advantage x log-prob."""
 
     kind: Literal["reinforce"]
     """no ratio, no trust region: meant for one epoch"""
 
+    @property
+    def formula(self) -> str:
+        return "A·log π_new"
 
-class GspoUpdate(Section):
+
+class GspoUpdate(UpdateSection):
     """GSPO: one ratio a response, clipped as a whole."""
 
     kind: Literal["gspo"]
@@ -243,8 +297,17 @@ class GspoUpdate(Section):
     eps_high: PositiveFloat = 4e-4
     """how far it may rise"""
 
+    @property
+    def formula(self) -> str:
+        bounds = f"{1 - self.eps_low:g}, {1 + self.eps_high:g}"
+        return f"min(s·A, clip(s, {bounds})·A), s = exp(mean log r)"
 
-class CispoUpdate(Section):
+    @property
+    def bound(self) -> str:
+        return f"{1 - self.eps_low:g} ≤ s ≤ {1 + self.eps_high:g}"
+
+
+class CispoUpdate(UpdateSection):
     """CISPO: the clipped ratio only weighs a token's gradient, so no token loses it."""
 
     kind: Literal["cispo"]
@@ -253,6 +316,14 @@ class CispoUpdate(Section):
     """how far a weight may fall below 1; 1 = no lower bound"""
     eps_high: PositiveFloat = 0.28
     """how far a weight may rise above 1"""
+
+    @property
+    def formula(self) -> str:
+        return f"sg(clip(r, {1 - self.eps_low:g}, {1 + self.eps_high:g}))·A·log π_new"
+
+    @property
+    def bound(self) -> str:
+        return f"{1 - self.eps_low:g} ≤ r ≤ {1 + self.eps_high:g}"
 
 
 AnyUpdate = (

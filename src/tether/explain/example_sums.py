@@ -10,16 +10,15 @@ from torch import Tensor
 from tether.algo.advantages import gae, place_scores, shape_rewards
 from tether.algo.kl import estimate_kl, exact_kl, k1, k3
 from tether.algo.losses import (
+    LossInputs,
     PolicyLoss,
-    clip_policy_loss,
     clip_value_loss,
-    cpi_policy_loss,
-    dual_clip,
     log_ratio,
-    penalty_policy_loss,
+    policy_loss,
     squared_value_loss,
 )
 from tether.algo.masked import masked_mean, masked_sum, weighted_sum
+from tether.config.algorithm import AnyUpdate, ClipUpdate, CpiUpdate, PenaltyUpdate
 from tether.data.batching import length_mask
 from tether.ppo.updates.minibatches import MinibatchSchedule, row_slices
 
@@ -249,8 +248,8 @@ def returns(lam: float) -> list[float]:
 def surrogates() -> list[float]:
     """L^CPI and the clipped objective of the illustrative advantages, where every ratio is 1."""
     losses = (
-        cpi_policy_loss(OLD, OLD, ILLUSTRATIVE),
-        clip_policy_loss(OLD, OLD, ILLUSTRATIVE, 0.2, 0.2),
+        _loss(CpiUpdate(kind="cpi"), OLD, OLD, ILLUSTRATIVE),
+        _loss(ClipUpdate(), OLD, OLD, ILLUSTRATIVE),
     )
     return [-float(masked_mean(loss.per_token, MASK)) for loss in losses]
 
@@ -279,7 +278,7 @@ def value_losses() -> list[float]:
     return [loss, 2 * loss]
 
 
-def policy_loss() -> list[float]:
+def first_step_loss() -> list[float]:
     return [float(masked_mean(_first_step().per_token, MASK))]
 
 
@@ -287,7 +286,7 @@ def clip_fractions() -> list[float]:
     """Of the critic (values held within 0.2 of the old ones), then of the actor."""
     value = clip_value_loss(VALUES, VALUES, VALUES + ILLUSTRATIVE, 0.2)
     policy = _first_step()
-    clipped = value.clipped, policy.clipped_high | policy.clipped_low
+    clipped = value.clipped, policy.clipped
     return [float(masked_mean(cells.double(), MASK)) for cells in clipped]
 
 
@@ -315,7 +314,11 @@ def equal_choices(entropy: float) -> list[float]:
 
 
 def _first_step() -> PolicyLoss:
-    return clip_policy_loss(OLD, OLD, ILLUSTRATIVE, 0.2, 0.2)
+    return _loss(ClipUpdate(), OLD, OLD, ILLUSTRATIVE)
+
+
+def _loss(update: AnyUpdate, new: Tensor, old: Tensor, advantages: Tensor) -> PolicyLoss:
+    return policy_loss(update, LossInputs(new, old, advantages, everywhere(old)))
 
 
 def _rewards() -> Float[Tensor, "1 tokens"]:
@@ -333,16 +336,14 @@ def _advantages(lam: float) -> Float[Tensor, "1 tokens"]:
 
 def unclipped(ratio: float, advantage: float) -> list[float]:
     """The ratio and ratio x advantage."""
-    loss = cpi_policy_loss(_log(0.3 * ratio), _log(0.3), row([advantage]))
+    loss = _loss(CpiUpdate(kind="cpi"), _log(0.3 * ratio), _log(0.3), row([advantage]))
     return [float(loss.ratio), -float(loss.per_token)]
 
 
 def clipped(ratio: float, advantage: float, bound: float | None = None) -> list[float]:
     """The clipped objective, eps 0.2, and its gradient by log pi_new."""
     new = _log(0.3 * ratio).requires_grad_()
-    loss = clip_policy_loss(new, _log(0.3), row([advantage]), 0.2, 0.2)
-    if bound is not None:
-        loss = dual_clip(loss, row([advantage]), bound)
+    loss = _loss(ClipUpdate(dual_clip=bound), new, _log(0.3), row([advantage]))
     (gradient,) = torch.autograd.grad(loss.per_token.sum(), new)
     return [-float(loss.per_token.detach()), -float(gradient)]
 
@@ -350,7 +351,7 @@ def clipped(ratio: float, advantage: float, bound: float | None = None) -> list[
 def lower_of_two(ratio: float, advantage: float) -> list[float]:
     """The loss, and the number that min(-A r, -A clip r) would give for it."""
     advantages = row([advantage])
-    loss = clip_policy_loss(_log(0.3 * ratio), _log(0.3), advantages, 0.2, 0.2)
+    loss = _loss(ClipUpdate(), _log(0.3 * ratio), _log(0.3), advantages)
     held = -advantages * loss.ratio.clamp(0.8, 1.2)
     return [float(loss.per_token), float(torch.minimum(-advantages * loss.ratio, held))]
 
@@ -365,7 +366,8 @@ def ratio_of_row(ratio: float, tokens: int) -> list[float]:
 def penalised() -> list[float]:
     """KL(old‖new) of 0.3 -> 0.6, and PPO-Penalty's loss for A = 1 with coefficient 1."""
     kl = exact_kl((0.3, 0.7), (0.6, 0.4))
-    loss = penalty_policy_loss(_log(0.6), _log(0.3), row([1.0]), row([kl]), 1.0)
+    inputs = LossInputs(_log(0.6), _log(0.3), row([1.0]), everywhere(row([1.0])), row([kl]))
+    loss = policy_loss(PenaltyUpdate(kind="penalty", coef=1.0), inputs)
     return [kl, float(loss.per_token)]
 
 

@@ -346,7 +346,7 @@ ROW = [
     Example(
         "update-policy-loss",
         *("update", "illustrative", "policy_loss"),
-        example_sums.policy_loss,
+        example_sums.first_step_loss,
         (-0.073333,),
         "policy_loss",
     ),

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from tether.algo.advantages import gae, place_scores, shape_rewards
 from tether.algo.kl import estimate_kl, full_kl
-from tether.algo.losses import clip_policy_loss, log_ratio, squared_value_loss
+from tether.algo.losses import LossInputs, log_ratio, policy_loss, squared_value_loss
 from tether.algo.masked import cell_weights, weighted_sum
 from tether.algo.random import permutation, uniform
+from tether.config import ClipUpdate
 from tether.rollout.token_choice import inverse_cdf
 
 REFERENCE = torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1], dtype=torch.float64)
@@ -29,6 +30,7 @@ BETAS = torch.tensor([0.3, 0.6], dtype=torch.float64)
 ARM_REWARDS, BETA = REWARDS.repeat_interleave(2, dim=0), BETAS.repeat(2)
 
 SAMPLES, ITERATIONS, EPOCHS, MINIBATCHES, LR = 256, 400, 4, 4, 0.02
+CLIP = ClipUpdate(eps_low=0.2, eps_high=0.2)
 MASK = torch.ones(4 * SAMPLES, 1, dtype=torch.bool)
 BANDIT = torch.arange(4).repeat_interleave(SAMPLES)  # of each row
 
@@ -112,7 +114,7 @@ def _loss(cell: Cell, logits: Tensor, critic: Tensor, batch: _Batch, rows: Tenso
     bandit, mask = BANDIT[rows], MASK[rows]
     log_probs = torch.log_softmax(logits, dim=-1)
     new, old = log_probs[bandit].gather(1, batch.arms[rows]), batch.old[rows]
-    loss = clip_policy_loss(new, old, batch.advantages[rows], 0.2, 0.2).per_token
+    loss = policy_loss(CLIP, LossInputs(new, old, batch.advantages[rows], mask)).per_token
     loss = loss + squared_value_loss(critic[bandit, None], batch.returns[rows]).per_token
     if cell.place != "reward":
         if cell.estimator == "full":

@@ -47,7 +47,7 @@ from tether.algo.advantages import gae
 from tether.config import Config
 from tether.config.load import merge_overrides, validate_config
 from tether.errors import RunStopped, UserError
-from tether.explain.objective import clip_range, objective, whole_batch
+from tether.explain.objective import is_surrogate, objective, whole_batch
 from tether.explain.trace_setup import (
     GivenFirst,
     Subject,
@@ -60,7 +60,7 @@ from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Outcome
 from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
-from tether.ppo.updates.actor import snapshot_for_penalty
+from tether.ppo.updates.actor import loss_inputs, snapshot_old_policy
 from tether.rewards.functions import Reward
 from tether.rewards.scorers import ChildScorer
 from tether.run.directory import SCHEMA
@@ -89,8 +89,8 @@ def find_notes(record: Mapping[str, Any], subject: Subject) -> list[str]:
         "note_group": record["settings"]["rows"] > 1,
         "note_no_signal": not any(tokens["policy_advantages"]),
         "note_whitening": config.advantage.whitens,
-        "note_fresh_adam": subject.checkpoint is None and config.actor.update.kind != "trpo",
-        "note_restored_adam": subject.checkpoint is not None and config.actor.update.kind != "trpo",
+        "note_fresh_adam": subject.checkpoint is None and "actor/lr" in record["metrics"],
+        "note_restored_adam": subject.checkpoint is not None and "actor/lr" in record["metrics"],
         "note_not_saved": True,
     }
     return [name for name, said in remarks.items() if said]
@@ -216,7 +216,7 @@ def one_prompt_config(config: Config, data: str) -> Config:
 def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dict[str, Any]:
     """Run the iteration, then read the moved actor and critic once more."""
     controls = subject.controls
-    old_policy = snapshot_for_penalty(roles, config)
+    old_policy = snapshot_old_policy(roles, config)
     outcome = run_iteration(0, controls, roles, config)
     if not outcome.scores.usable[0]:
         reasons = [event.message for event in outcome.events if event.row == 0]
@@ -228,16 +228,15 @@ def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dic
         new_log_probs, _ = roles.actor.log_probs_and_entropies(
             states, batch.sequences, batch.response_mask
         )
-    # The one training forward of the update came before its step; TRPO reports one after it.
-    first = outcome.actor.new_log_probs
-    if config.actor.update.kind == "trpo":
-        first = batch.old_log_probs
-    settled = (batch, roles, config, controls)
+    update, actor = controls.applied_to(config.actor.update), roles.actor
+    with torch.no_grad():
+        before = loss_inputs(batch.old_log_probs, states, batch, actor, old_policy=None)
+        after = loss_inputs(new_log_probs, states, batch, actor, old_policy)
     return {
         **_row(outcome, roles, config, given),
         "weights": shortest_floats(batch.weights[0, : _length(outcome)]),
-        "before": objective(first, states, *settled, old_policy=None),
-        "after": objective(new_log_probs, states, *settled, old_policy),
+        "before": objective(update, before, batch),
+        "after": objective(update, after, batch),
         "new_values": _new_values(outcome, roles, config),
         "metrics": {**outcome.critic.meter.values(), **outcome.actor.meter.values()},
         "events": [f"{event.kind}: {event.message}" for event in outcome.events],
@@ -301,8 +300,7 @@ def _length(outcome: Outcome) -> int:
 
 
 def _settings(subject: Subject, config: Config) -> dict[str, Any]:
-    low, high = clip_range(config) or (None, None)
-    update = config.actor.update
+    update = subject.controls.applied_to(config.actor.update)
     return {
         "seed": config.seed,
         "temperature": config.rollout.temperature,
@@ -316,11 +314,10 @@ def _settings(subject: Subject, config: Config) -> dict[str, Any]:
         "truncation": config.advantage.truncation,
         "whitens": subject.config.advantage.whitens,
         "update": update.kind,
-        "ratio_low": low,
-        "ratio_high": high,
-        "dual_clip": getattr(update, "dual_clip", None),
-        "penalty_coef": subject.controls.penalty_coef if update.kind == "penalty" else None,
-        "max_kl": getattr(update, "max_kl", None),
+        "update_fields": update.model_dump(mode="json", exclude={"kind"}),
+        "formula": update.formula,
+        "bound": update.bound,
+        "surrogate": is_surrogate(update),
         "aggregation": config.aggregation,
         "entropy_coef": config.actor.entropy_coef,
         "kl_in_loss_coef": config.kl.in_loss.coef,

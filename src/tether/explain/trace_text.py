@@ -18,17 +18,8 @@ def tell_before(record: Mapping[str, Any], speak: Say) -> Section:
 def _goal(record: Mapping[str, Any], speak: Say) -> list[str]:
     """The recipe's objective, as a formula."""
     s = record["settings"]
-    goal = speak(
-        f"goal_{s['update']}",
-        low=_bound(s["ratio_low"]),
-        high=_bound(s["ratio_high"]),
-        coef=_bound(s["penalty_coef"]),
-        max_kl=_bound(s["max_kl"]),
-    )
-    if s["dual_clip"] is not None:
-        goal += f" ({speak('goal_dual', bound=s['dual_clip'])})"
     lines = [
-        f"{speak('update')}{speak('colon')}{goal}",
+        f"{speak('update')}{speak('colon')}{s['update']}.  L = Σ w·[{s['formula']}]",
         "r = π_new / π_old,  L^CPI = Σ w·r·A;  "
         + speak("goal_weights", aggregation=s["aggregation"]),
     ]
@@ -48,19 +39,18 @@ def _sums(record: Mapping[str, Any], moment: str, speak: Say) -> list[str]:
     cpi = [f"{number(terms['ratio'][t])}·{_signed(advantages[t])}" for t in cells]
     counted = [weights[t] for t in cells]
     lines = [f"L^CPI = {_sum(cpi, counted, speak)} = {number(terms['l_cpi'])}"]
-    if record["settings"]["update"] in ("cpi", "trpo"):
+    if record["settings"]["surrogate"]:
         return lines
-    clipped, objective = terms["clipped_terms"], terms["objective_terms"]
-    if record["settings"]["update"] in ("clip", "gspo") and not record["settings"]["dual_clip"]:
-        used = [
-            ratio * advantage
-            for ratio, advantage in zip(terms["objective_ratio"], advantages, strict=True)
-        ]
-        parts = [f"min({number(used[t])}, {number(clipped[t])})" for t in cells]
-    else:
-        parts = [_signed(objective[t]) for t in cells]
-    name = "L^CLIP" if record["settings"]["update"] == "clip" else "L"
-    return [*lines, f"{name} = {_sum(parts, counted, speak)} = {number(terms['objective'])}"]
+    parts = [_term(terms, advantages, t) for t in cells]
+    return [*lines, f"L = {_sum(parts, counted, speak)} = {number(terms['objective'])}"]
+
+
+def _term(terms: Mapping[str, Any], advantages: Sequence[float], t: int) -> str:
+    """A token's term, as the smaller of two where it is."""
+    if terms["clipped_terms"] is None or terms["verdicts"][t] == "clipped_dual":
+        return _signed(terms["objective_terms"][t])
+    unclipped = terms["objective_ratio"][t] * advantages[t]
+    return f"min({number(unclipped)}, {number(terms['clipped_terms'][t])})"
 
 
 def tell_after(record: Mapping[str, Any], speak: Say, explain: bool) -> Section:
@@ -68,20 +58,20 @@ def tell_after(record: Mapping[str, Any], speak: Say, explain: bool) -> Section:
     columns: list[tuple[str, list[str], str]] = [
         (speak("ratio"), [number(x) for x in after["ratio"]], "what_ratio"),
     ]
-    if settings["update"] == "gspo":
+    if after["objective_ratio"] != after["ratio"]:
         ratios = [number(x) for x in after["objective_ratio"]]
         columns.append((speak("sequence_ratio"), ratios, "what_ratio"))
     columns += [
         ("A", [number(x) for x in tokens["policy_advantages"]], "what_policy_advantages"),
         ("r·A", [number(x) for x in after["cpi_terms"]], "what_cpi"),
     ]
-    clips = settings["update"] in ("clip", "gspo")
+    clips = after["clipped_terms"] is not None
     if clips:
         held = [number(x) for x in after["clipped_terms"]]
         columns.append(("clip·A", held, "what_clipped_term"))
     objective = [number(x) for x in after["objective_terms"]]
     columns.append(("min" if clips else speak("term"), objective, _what_term(clips)))
-    if settings["ratio_low"] is not None:
+    if settings["bound"] is not None:
         verdicts = [speak(f"verdict_{v}") for v in after["verdicts"]]
         columns.append((speak("clipped"), verdicts, ""))
     if record["new_values"] is not None:
@@ -93,7 +83,11 @@ def tell_after(record: Mapping[str, Any], speak: Say, explain: bool) -> Section:
         counts = tokens["response_mask"][t]
         rows.append([text, *(cells[t] if counts else number(None) for _, cells, _ in columns)])
     blocks: list[str | Table] = [_step(record, speak), Table(rows)]
-    blocks += [_why(verdict, settings, speak) for verdict in _occurring(after["verdicts"])]
+    blocks += [
+        speak(f"why_{verdict}", bound=settings["bound"])
+        for verdict in dict.fromkeys(after["verdicts"])
+        if verdict not in ("no_bound", "masked")
+    ]
     blocks += _sums(record, "after", speak)
     if explain:
         legend = [[h, cells[-1], speak(what)] for h, cells, what in columns if what]
@@ -118,22 +112,8 @@ def _step(record: Mapping[str, Any], speak: Say) -> str:
             norm=number(metrics["critic/grad_norm"]),
         )
     norm = number(metrics.get("actor/grad_norm"))
-    lr = "–" if settings["update"] == "trpo" else f"{settings['actor_lr']:g}"
+    lr = f"{settings['actor_lr']:g}" if "actor/lr" in metrics else "–"
     return speak("step", actor_lr=lr, norm=norm, critic=critic)
-
-
-def _occurring(verdicts: Sequence[str]) -> list[str]:
-    """Each verdict that needs a word, once."""
-    return [v for v in dict.fromkeys(verdicts) if v not in ("no_clip", "masked")]
-
-
-def _why(verdict: str, settings: Mapping[str, Any], speak: Say) -> str:
-    low, high = _bound(settings["ratio_low"]), _bound(settings["ratio_high"])
-    if settings["update"] == "cispo" and verdict.startswith("clipped"):
-        return speak("why_cispo")
-    if settings["update"] == "cispo" and verdict == "inside":
-        return speak("why_weight", high=high)
-    return speak(f"why_{verdict}", low=low, high=high, dual=_bound(settings["dual_clip"]))
 
 
 def _sum(terms: list[str], weights: Sequence[float], speak: Say) -> str:
@@ -153,10 +133,6 @@ def _sum(terms: list[str], weights: Sequence[float], speak: Say) -> str:
 
 def _signed(x: float) -> str:
     return f"({number(x)})" if x < 0 else number(x)
-
-
-def _bound(x: float | None) -> str:
-    return "–" if x is None else f"{x:g}"
 
 
 SHOWN_VALUES = 5  # of a tensor, beside its name; the token table has them all

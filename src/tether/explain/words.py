@@ -142,32 +142,6 @@ WORDS: dict[str, tuple[str, str]] = {
     "what_term": ("what counts: the smaller of the two", "算数的是两者中较小的"),
     "what_other_term": ("what this piece adds to the goal", "这一块对目标的贡献"),
     # Which objective a recipe maximises.
-    "goal_clip": (
-        "PPO-Clip. L^CLIP = Σ w·min(r·A, clip(r, {low}, {high})·A)",
-        "PPO-Clip（裁剪）。L^CLIP = Σ w·min(r·A, clip(r, {low}, {high})·A)",
-    ),
-    "goal_penalty": (
-        "PPO-Penalty. L = Σ w·(r·A − {coef}·KL(old‖new)), no clip",
-        "PPO-Penalty（KL 惩罚）。L = Σ w·(r·A − {coef}·KL(old‖new))，不裁剪",
-    ),
-    "goal_trpo": (
-        "TRPO. L^CPI itself, by one step with mean KL(old‖new) ≤ {max_kl}; no clip",
-        "TRPO。直接最大化 L^CPI，只走一步且平均 KL(old‖new) ≤ {max_kl}；不裁剪",
-    ),
-    "goal_cpi": ("CPI. L^CPI itself, with nothing to hold it", "CPI。直接最大化 L^CPI，毫无约束"),
-    "goal_reinforce": (
-        "REINFORCE. L = Σ w·A·log π_new, no ratio in it",
-        "REINFORCE。L = Σ w·A·log π_new，不含比率",
-    ),
-    "goal_gspo": (
-        "GSPO. L = Σ w·min(s·A, clip(s, {low}, {high})·A); s is one ratio for the response",
-        "GSPO。L = Σ w·min(s·A, clip(s, {low}, {high})·A)；s 是整个回答的比率",
-    ),
-    "goal_cispo": (
-        "CISPO. L = Σ w·clip(r, {low}, {high})·A·log π_new; the clipped r is only a weight",
-        "CISPO。L = Σ w·clip(r, {low}, {high})·A·log π_new；裁剪后的 r 只作权重",
-    ),
-    "goal_dual": ("for A < 0 held at ≥ {bound}·A", "A < 0 时不低于 {bound}·A"),
     "goal_weights": (
         "w = the token's weight in the mean ({aggregation})",
         "w 是该 token 在平均中的权重（{aggregation}）",
@@ -188,52 +162,53 @@ WORDS: dict[str, tuple[str, str]] = {
         "; critic lr {lr}, loss {loss}, gradient norm {norm}",
         "；Critic 学习率 {lr}，损失 {loss}，梯度范数 {norm}",
     ),
-    # Why a term is clipped or not.
+    # What a bound did to a token, and why.
     "verdict_inside": ("no", "否"),
     "verdict_clipped_high": ("yes, high", "是，上界"),
-    "verdict_clipped_dual": ("yes, high", "是，上界"),
+    "verdict_clipped_dual": ("yes, dual", "是，双重裁剪"),
     "verdict_clipped_low": ("yes, low", "是，下界"),
+    "verdict_capped": ("yes, capped", "是，封顶"),
     "verdict_kept_high": ("no, kept", "否，保留"),
     "verdict_kept_low": ("no, kept", "否，保留"),
     "verdict_no_advantage": ("A = 0", "A = 0"),
-    "verdict_no_clip": ("–", "–"),
     "verdict_masked": ("masked", "被遮罩"),
     "why_inside": (
-        "no: the ratio is between {low} and {high}, so both terms are equal.",
-        "否：比率在 {low} 和 {high} 之间，两项相等。",
+        "no: inside the bound ({bound}), which changes nothing here.",
+        "否：在界内（{bound}），裁剪不起作用。",
     ),
     "why_clipped_high": (
-        "yes, high: A > 0 and the ratio passed {high}; the gain is capped and the gradient is 0.",
-        "是，上界：A > 0 且比率超过 {high}；收益封顶，梯度为 0。",
+        "yes, high: A > 0 and the ratio rose past the bound ({bound}); a further rise earns "
+        "nothing and the gradient is 0.",
+        "是，上界：A > 0 且比率升到界外（{bound}）；再升也没有收益，梯度为 0。",
     ),
     "why_clipped_dual": (
-        "yes, high: A < 0 and the ratio passed {dual}, the dual clip; the loss is held there and "
-        "the gradient is 0.",
-        "是，上界：A < 0 且比率超过双重裁剪的 {dual}；损失到此为止，梯度为 0。",
+        "yes, dual: A < 0 and the ratio rose past the dual clip; the loss is held there and the "
+        "gradient is 0.",
+        "是，双重裁剪：A < 0 且比率超过双重裁剪的界；损失到此为止，梯度为 0。",
     ),
     "why_clipped_low": (
-        "yes, low: A < 0 and the ratio fell below {low}; it is rare enough, the gradient is 0.",
-        "是，下界：A < 0 且比率低于 {low}；压得够低了，梯度为 0。",
+        "yes, low: A < 0 and the ratio fell past the bound ({bound}); it is rare enough, the "
+        "gradient is 0.",
+        "是，下界：A < 0 且比率降到界外（{bound}）；压得够低了，梯度为 0。",
+    ),
+    "why_capped": (
+        "yes, capped: the ratio left the bound ({bound}), so it weighs no more than that; the "
+        "token keeps its gradient.",
+        "是，封顶：比率超出界限（{bound}），权重以界限为准；该 token 仍保留梯度。",
     ),
     "why_kept_high": (
-        "no, kept: the ratio passed {high} though A < 0; min takes r·A, so it is pushed back.",
-        "否，保留：A < 0 而比率超过 {high}；min 取 r·A，仍会被压回去。",
+        "no, kept: the ratio rose past the bound ({bound}) though A < 0; the gradient stays, so "
+        "it is pushed back.",
+        "否，保留：A < 0 而比率升到界外（{bound}）；梯度保留，仍会被压回去。",
     ),
     "why_kept_low": (
-        "no, kept: the ratio fell below {low} though A > 0; min takes r·A, so it is pulled back.",
-        "否，保留：A > 0 而比率低于 {low}；min 取 r·A，仍会被拉回来。",
+        "no, kept: the ratio fell past the bound ({bound}) though A > 0; the gradient stays, so "
+        "it is pulled back.",
+        "否，保留：A > 0 而比率降到界外（{bound}）；梯度保留，仍会被拉回来。",
     ),
     "why_no_advantage": (
-        "A = 0: nothing to gain or lose, whatever the ratio.",
+        "A = 0: nothing to gain or lose at any ratio.",
         "A = 0：不论比率多少，都没有得失。",
-    ),
-    "why_weight": (
-        "no: the ratio is below {high}, so it weighs the token as it is.",
-        "否：比率低于 {high}，直接用作该 token 的权重。",
-    ),
-    "why_cispo": (
-        "yes: the weight is capped; the token keeps its gradient all the same.",
-        "是：权重封顶，但该 token 仍保留梯度。",
     ),
     # Notes.
     "note_given": (

@@ -12,6 +12,7 @@ from tether.algo.advantages import zero_spread
 from tether.algo.kl import adaptive_beta, k1
 from tether.algo.masked import explained_variance, masked_sum
 from tether.config import Config, PenaltyUpdate
+from tether.config.algorithm import AnyUpdate
 from tether.errors import RunStopped
 from tether.ppo.experience import record_mismatch
 from tether.ppo.updates.minibatches import Report
@@ -21,8 +22,16 @@ from tether.types import Experience, Moments, Prompts, Rollout, Scores
 
 @dataclass(frozen=True)
 class Controls:
+    """The coefficients that controllers move from one iteration to the next."""
+
     beta: float  # weight of the KL to the reference in the reward
     penalty_coef: float  # weight of the KL to the old policy in PPO-Penalty's loss
+
+    def applied_to(self, update: AnyUpdate) -> AnyUpdate:
+        """Return the update with the coefficient of this iteration in place of the first one."""
+        if isinstance(update, PenaltyUpdate):
+            return update.model_copy(update={"coef": self.penalty_coef})
+        return update
 
 
 def first_controls(config: Config) -> Controls:

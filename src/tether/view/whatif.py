@@ -9,20 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from tether.algo.advantages import estimate_advantages, gae, place_scores, shape_rewards
 from tether.algo.kl import estimate_kl
-from tether.algo.losses import (
-    PolicyLoss,
-    cispo_policy_loss,
-    clip_policy_loss,
-    dual_clip,
-    gspo_policy_loss,
-)
+from tether.algo.losses import LossInputs, PolicyLoss, policy_loss
 from tether.algo.masked import masked_moments, whiten
-from tether.config import GROUP_ESTIMATORS
+from tether.config import GROUP_ESTIMATORS, CispoUpdate, ClipUpdate, GspoUpdate
 from tether.types import Moments
 from tether.view.rollout_rows import NEEDED, Kept, length, numbers, read_kept
 from tether.view.run_reader import Rows
@@ -39,7 +33,6 @@ class Stages:
 
     columns: dict[str, Float[Tensor, "rows response"]]
     loss: PolicyLoss
-    dual: Bool[Tensor, "rows response"]
 
 
 @dataclass(frozen=True)
@@ -142,32 +135,27 @@ def _finish(kept: Kept, columns: dict[str, Tensor], settings: Settings, kind: st
         settings.gamma,
         lam=0.0,
     )
-    plain, held = _policy_loss(kept, columns["policy_advantages"], settings, kind)
+    loss = _policy_loss(kept, columns["policy_advantages"], settings, kind)
     computed = {
         "td_errors": td_errors,
-        "ratio": torch.where(mask, held.ratio, 0.0),
-        "objective": torch.where(mask, -held.per_token, 0.0),
+        "ratio": torch.where(mask, loss.ratio, 0.0),
+        "objective": torch.where(mask, -loss.per_token, 0.0),
     }
-    return Stages({**columns, **computed}, plain, held.clipped_high & ~plain.clipped_high)
+    return Stages({**columns, **computed}, loss)
 
 
 def _policy_loss(
     kept: Kept, advantages: Float[Tensor, "rows response"], settings: Settings, kind: str
-) -> tuple[PolicyLoss, PolicyLoss]:
-    """The loss without and with the dual clip. Kinds without a clip have the bare surrogate."""
+) -> PolicyLoss:
+    """The loss at these settings. Kinds without a clip have the bare surrogate."""
     new, old = kept.logged["new_log_probs"], kept.logged["old_log_probs"]
-    low = 1.0 if settings.eps_low is None else settings.eps_low
-    high = float("inf") if settings.eps_high is None else settings.eps_high
-    match kind:
-        case "gspo":
-            loss = gspo_policy_loss(new, old, advantages, kept.mask, low, high)
-        case "cispo":
-            loss = cispo_policy_loss(new, old, advantages, low, high)
-        case _:
-            loss = clip_policy_loss(new, old, advantages, low, high)
-    if settings.dual_clip is None or kind == "cispo":
-        return loss, loss
-    return loss, dual_clip(loss, advantages, settings.dual_clip)
+    update = {"gspo": GspoUpdate, "cispo": CispoUpdate}.get(kind, ClipUpdate).model_construct(
+        kind=kind if kind in ("gspo", "cispo") else "clip",
+        eps_low=1.0 if settings.eps_low is None else settings.eps_low,
+        eps_high=float("inf") if settings.eps_high is None else settings.eps_high,
+        dual_clip=settings.dual_clip,
+    )
+    return policy_loss(update, LossInputs(new, old, advantages, kept.mask))
 
 
 def _row_of(stages: Stages, kept: Kept, number: int) -> Journey:
@@ -180,7 +168,7 @@ def _row_of(stages: Stages, kept: Kept, number: int) -> Journey:
     marks = zip(
         cut(loss.clipped_high & mask),
         cut(loss.clipped_low & mask),
-        cut(stages.dual & mask),
+        cut(loss.clipped_dual & mask),
         strict=True,
     )
     return Journey(

@@ -5,27 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tether.algo.kl import adaptive_penalty, estimate_kl, k3
-from tether.algo.losses import (
-    PolicyLoss,
-    cispo_policy_loss,
-    clip_policy_loss,
-    cpi_policy_loss,
-    dual_clip,
-    gspo_policy_loss,
-    log_ratio,
-    penalty_policy_loss,
-    reinforce_policy_loss,
-)
+from tether.algo.losses import LossInputs, log_ratio, policy_loss
 from tether.algo.masked import masked_mean, masked_sum, weighted_sum
-from tether.config import (
-    CispoUpdate,
-    ClipUpdate,
-    Config,
-    CpiUpdate,
-    GspoUpdate,
-    PenaltyUpdate,
-    ReinforceUpdate,
-)
+from tether.config import Config, PenaltyUpdate
 from tether.models.policy import Policy
 from tether.ppo.result import Controls
 from tether.ppo.roles import Roles
@@ -41,7 +23,7 @@ def update_policy(
 ) -> Report:
     """One walk over the rows with the policy loss that `actor.update` names."""
     report = Report(new_log_probs=experience.old_log_probs.clone())
-    old_policy = snapshot_for_penalty(roles, config)
+    old_policy = snapshot_old_policy(roles, config)
 
     def compute(batch: Minibatch) -> LossTerms:
         states = roles.actor.states(batch.sequences)
@@ -84,7 +66,10 @@ def policy_terms(
     new_log_probs, entropies = roles.actor.log_probs_and_entropies(states, batch.sequences, mask)
     # The ratio's bounds would make an infinity look like a number; the loss must show it.
     new_log_probs = torch.where(new_log_probs.isfinite(), new_log_probs, torch.nan)
-    policy = policy_loss(new_log_probs, states, batch, roles, config, controls, old_policy)
+    policy = policy_loss(
+        controls.applied_to(config.actor.update),
+        loss_inputs(new_log_probs, states, batch, roles.actor, old_policy),
+    )
     corrected = policy.per_token * batch.correction_weights
     parts = {"actor/pg_loss": weighted_sum(corrected, weights)}
     loss = parts["actor/pg_loss"]
@@ -103,66 +88,46 @@ def policy_terms(
         record, tokens = report.meter.record, mask.sum()
         record("actor/entropy", Mean(masked_sum(entropies, mask), tokens))
         record("actor/approx_kl", Mean(moved.sum(), tokens))
-        clipped = (policy.clipped_high | policy.clipped_low) & mask
-        record("actor/pg_clipfrac", Mean(clipped.sum(), tokens))
-        record("actor/pg_clipfrac_high", Mean((policy.clipped_high & mask).sum(), tokens))
+        high = policy.clipped_high | policy.clipped_dual
+        record("actor/pg_clipfrac", Mean((policy.clipped & mask).sum(), tokens))
+        record("actor/pg_clipfrac_high", Mean((high & mask).sum(), tokens))
         record("actor/pg_clipfrac_low", Mean((policy.clipped_low & mask).sum(), tokens))
         record("actor/ratio_max", Max(torch.where(mask, policy.ratio, 1.0).max()))
         record("actor/ratio_min", Min(torch.where(mask, policy.ratio, 1.0).min()))
     return LossTerms(loss, parts, kl_from_old=Mean(moved.sum(), tokens))
 
 
-def policy_loss(
+def loss_inputs(
     new_log_probs: Float[Tensor, "rows response"],
     states: Float[Tensor, "rows response width"],
     batch: Minibatch,
-    roles: Roles,
-    config: Config,
-    controls: Controls,
+    actor: Policy,
     old_policy: Policy | None,
-) -> PolicyLoss:
-    old, advantages, mask = batch.old_log_probs, batch.policy_advantages, batch.response_mask
-    match config.actor.update:
-        case ClipUpdate(eps_low=low, eps_high=high, dual_clip=None):
-            return clip_policy_loss(new_log_probs, old, advantages, low, high)
-        case ClipUpdate(eps_low=low, eps_high=high, dual_clip=bound):
-            loss = clip_policy_loss(new_log_probs, old, advantages, low, high)
-            return dual_clip(loss, advantages, bound)
-        case PenaltyUpdate():
-            kl = kl_from_old(new_log_probs, states, batch, roles, old_policy)
-            return penalty_policy_loss(new_log_probs, old, advantages, kl, controls.penalty_coef)
-        case CpiUpdate():
-            return cpi_policy_loss(new_log_probs, old, advantages)
-        case ReinforceUpdate():
-            return reinforce_policy_loss(new_log_probs, old, advantages)
-        case GspoUpdate(eps_low=low, eps_high=high):
-            return gspo_policy_loss(new_log_probs, old, advantages, mask, low, high)
-        case CispoUpdate(eps_low=low, eps_high=high):
-            return cispo_policy_loss(new_log_probs, old, advantages, low, high)
-    raise ValueError(f"{config.actor.update.kind} is no minibatch update")
+) -> LossInputs:
+    """Gather what the policy loss reads; the KL from the old policy is exact where that is here."""
+    return LossInputs(
+        new_log_probs=new_log_probs,
+        old_log_probs=batch.old_log_probs,
+        advantages=batch.policy_advantages,
+        mask=batch.response_mask,
+        kl_from_old=None if old_policy is None else exact_kl(old_policy, actor, states, batch),
+    )
 
 
-def snapshot_for_penalty(roles: Roles, config: Config) -> Policy | None:
-    """The old policy itself, where PPO-Penalty's KL is summed over the vocabulary."""
-    match config.actor.update:
-        case PenaltyUpdate(estimator="full"):
-            return roles.actor.snapshot()
-    return None
+def snapshot_old_policy(roles: Roles, config: Config) -> Policy | None:
+    """Copy the actor before it moves, where the loss reads its whole distribution."""
+    return roles.actor.snapshot() if config.actor.update.needs_old_policy else None
 
 
-def kl_from_old(
-    new_log_probs: Float[Tensor, "rows response"],
+def exact_kl(
+    old_policy: Policy,
+    actor: Policy,
     states: Float[Tensor, "rows response width"],
     batch: Minibatch,
-    roles: Roles,
-    old_policy: Policy | None,
 ) -> Float[Tensor, "rows response"]:
-    """KL(pi_old || pi_new) a token: from samples of pi_old, or exact given pi_old itself."""
-    if old_policy is None:
-        return k3(batch.old_log_probs, new_log_probs, batch.response_mask)
+    """Return KL(pi_old || pi_new) per token, summed over the vocabulary."""
     with torch.no_grad():
         old_states = old_policy.states(batch.sequences)
-    actor = roles.actor
     return actor.full_kl(old_policy.head, old_states, actor.head, states, batch.response_mask)
 
 
@@ -201,7 +166,7 @@ def update_jointly(
 ) -> Report:
     """The policy's terms plus critic.coef times the value loss, over the same states."""
     report = Report(new_log_probs=experience.old_log_probs.clone())
-    old_policy = snapshot_for_penalty(roles, config)
+    old_policy = snapshot_old_policy(roles, config)
 
     def compute(batch: Minibatch) -> LossTerms:
         states = roles.actor.states(batch.sequences)
