@@ -152,6 +152,21 @@ def test_every_command_is_understood_or_refused_in_the_words_of_the_page(page, t
             configure(command.words)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/smollm2.md"])
+def test_a_first_page_says_how_the_command_is_put_on_the_path(page):
+    assert ". .venv/bin/activate" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_a_new_user_reads_what_the_model_that_ships_cannot_learn_and_what_to_do_then():
+    page = (ROOT / "docs/own-task.md").read_text(encoding="utf-8")
+    [section] = re.findall(
+        r"^## A model that can learn it\n(.*?)^## ", page, re.DOTALL | re.MULTILINE
+    )
+    for said in ("It cannot learn to", "`tether sft`", "--model.actor path/to/model"):
+        assert said in section
+    assert "own-task.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_a_wrong_command_on_a_page_would_be_noticed(folder):
     with pytest.raises(UserError, match=r"Unknown field actor\.lrr"):
         configure(["train", "--actor.lrr", "1"])

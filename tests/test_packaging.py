@@ -27,3 +27,9 @@ def test_every_dependency_has_a_tested_version_within_its_bounds():
 def test_constraints_hold_names_and_versions_and_nothing_else():
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert line.startswith("#") or (line.count("==") == 1 and not set(line) & set(" @/+;"))
+
+
+def test_extras_are_not_named_as_if_the_package_were_on_an_index():
+    """`pip install 'tether[ray]'` would install somebody else's package."""
+    texts = [*ROOT.glob("src/tether/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("README*")]
+    assert [path for path in texts if "tether[" in path.read_text(encoding="utf-8")] == []

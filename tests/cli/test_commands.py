@@ -132,6 +132,22 @@ def test_wrong_input_gets_one_sentence_and_code_2(tether, tiny_words, words, sen
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "file"),
+    [
+        ("--data.train", "no.jsonl", "no.jsonl"),
+        ("--model.actor", "no-model", "no-model"),
+        ("--reward.kind", "no.py:f", "no.py"),
+    ],
+)
+def test_a_relative_path_that_leads_nowhere_is_told_with_the_place(
+    tether, tiny_words, field, value, file
+):
+    code, _, err = tether("train", *tiny_words, field, value)
+    assert code == 2
+    assert f"(looked for at {Path.cwd() / file})" in err
+
+
 def test_a_value_that_is_nested_too_deeply_gets_one_sentence(tether):
     code, _, err = tether("check", "--rollout.tools", "[" * 5000)
     assert code == 2

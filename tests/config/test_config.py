@@ -45,6 +45,12 @@ def test_an_unknown_field_is_refused_and_the_nearest_is_named(field, nearest):
     assert f"Unknown field {field.replace('__', '.')}; did you mean {nearest}" in str(refusal.value)
 
 
+def test_a_run_is_saved_now_and_then_unless_told_otherwise():
+    assert configured(SMALL).train.checkpoint_every == 10
+    for name in shipped_recipes():
+        assert read_recipe(name).get("train", {}).get("checkpoint_every", 10) > 0
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

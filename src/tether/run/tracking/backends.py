@@ -71,7 +71,8 @@ def open_sink(
         if error.name != tracker:
             raise
         raise UserError(
-            f"{tracker} is not installed; pip install '{PROJECT}[trackers]' or {tracker} alone."
+            f"{tracker} is not installed: pip install {tracker}, or '.[trackers]' in tether's "
+            f"source folder for all of them."
         ) from None
     raise ValueError(tracker)
 
