@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import tether as package
+from tether.config.load import shipped_recipes
 from tether.models import fetch
 from tether.rewards.functions import load_reward
 
@@ -75,7 +76,7 @@ def test_a_name_that_no_run_could_have_is_refused(tether):
 def test_a_shipped_recipe_is_printed_to_copy(tether, tmp_path):
     code, out, _ = tether("recipes", "arithmetic")
     assert code == 0
-    assert out.encode() == package.recipes.shipped_recipes()["arithmetic"].read_bytes()
+    assert out.encode() == shipped_recipes()["arithmetic"].read_bytes()
     code, _, err = tether("recipes", "arithmetik")
     assert code == 2
     assert "arithmetic, " in err
