@@ -36,7 +36,8 @@ from tether.dist.fsdp import release_gathered, shard, unsharded_model
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import entered, world
 from tether.errors import UserError
-from tether.models.lora import add_adapter, trainable_parameters
+from tether.models.lora import add_adapter
+from tether.models.weights import trainable_parameters
 from tether.models.critic import Critic
 from tether.models.forward import recompute_in_backward
 from tether.models.policy import Policy

@@ -13,13 +13,9 @@ from models.families import FAMILIES, make_family
 from tether.config import LoraSection
 from tether.errors import UserError
 from tether.models.critic import Critic
-from tether.models.lora import (
-    add_adapter,
-    load_trainable_parameters,
-    merge_adapter,
-    trainable_parameters,
-)
+from tether.models.lora import add_adapter, merge_adapter
 from tether.models.policy import AdapterOffReference, FrozenReference, Policy
+from tether.models.weights import load_trainable_parameters, trainable_parameters
 
 ROWS = [([5, 9, 200], [7, 8, 256]), ([1], [2, 3, 4, 5, 6, 7]), (list(range(11, 18)), [18])]
 every_family = pytest.mark.parametrize("family", FAMILIES)

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 import tether
 from tether import api
 from tether.errors import UserError
-from tether.models.lora import trainable_parameters
 from tether.models.policy import AdapterOffReference, FrozenReference
+from tether.models.weights import trainable_parameters
 from tether.planning.plan import make_plan
 from tether.ppo.result import first_controls
 from tether.ppo.roles import build_roles

@@ -20,7 +20,8 @@ from tether.config.load import validate_config
 from tether.errors import UserError
 from tether.models.reward_model import RewardModel, load_reward_model
 from tether.ppo.roles import build_roles
-from tether.rewards.learned import LearnedScorer, Scale, measure_scale
+from tether.rewards.learned import LearnedScorer, measure_scale
+from tether.rewards.scorers import Scale
 
 CPU = torch.device("cpu")
 EOS = 256

@@ -11,7 +11,8 @@ from models.families import FAMILIES, make_family
 from tether.config import LoraSection
 from tether.models import cpu_matmul
 from tether.models.kv_cache import SlotCache
-from tether.models.lora import add_adapter, trainable_parameters
+from tether.models.lora import add_adapter
+from tether.models.weights import trainable_parameters
 from tether.rollout import local
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Done, Draw, Greedy, Observe, SingleTurn

@@ -28,7 +28,8 @@ from transformers import (
 
 from tether.config import LoraSection
 from tether.errors import RunStopped, UserError
-from tether.models.lora import add_adapter, trainable_parameters
+from tether.models.lora import add_adapter
+from tether.models.weights import trainable_parameters
 from tether.ppo.roles import build_roles
 from tether.rollout import vllm
 from tether.rollout.engine import EngineSampler, GenerationRequest

@@ -62,7 +62,6 @@ from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
 from tether.ppo.updates.actor import loss_inputs, snapshot_old_policy
 from tether.rewards.functions import Reward
-from tether.rewards.scorers import ChildScorer
 from tether.run.directory import SCHEMA
 from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.run.writer import shortest_floats
@@ -165,7 +164,7 @@ def trace_prompt(
 def _printed(roles: Roles) -> str:
     """What the reward printed, once its process has ended."""
     roles.reward.close()
-    return roles.reward.prints.newest if isinstance(roles.reward, ChildScorer) else ""
+    return roles.reward.printed()
 
 
 def _build(

@@ -1,24 +1,63 @@
 """The critic: a trunk with one linear value head."""
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tether.models.forward import map_microbatches, states_before_tokens, trunk
+from tether.models.forward import Network, map_microbatches, states_before_tokens, trunk
+from tether.models.weights import load_trainable_parameters, trainable_parameters
 from tether.types import Sequences
 
 
-class Critic(nn.Module):
-    """V(state before token t). The head starts at zero, so the first values are exactly 0.
+class ValueFunction(Protocol):
+    """The role of the critic: estimates V(state before token t)."""
 
-    Given the actor's own model, the head stands on the actor's trunk and both learn together.
-    Whatever of the trunk learns, the head always does.
+    def __call__(self, sequences: Sequences) -> Float[Tensor, "rows states"]:
+        """Return values with gradients, before every response token and after the last."""
+        ...
+
+    def values_from_states(
+        self, states: Float[Tensor, "rows states width"]
+    ) -> Float[Tensor, "rows states"]:
+        """Return values of hidden states that the caller has computed, with gradients."""
+        ...
+
+    def values(
+        self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
+    ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
+        """Return values of the True cells and the value after each row's last token."""
+        ...
+
+    def networks(self) -> list[Network]:
+        """Return what the critic has beside the actor's weights."""
+        ...
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the tensors that a checkpoint restores, by name; empty if there are none."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy back what `state` returned."""
+        ...
+
+
+class Critic(nn.Module):
+    """A trunk and a linear value head, which starts at zero: the first values are exactly 0.
+
+    With `shared_trunk` the model is the actor's own, and its trunk learns from both losses.
+    The head learns even where the trunk is frozen.
     """
 
-    def __init__(self, model: PreTrainedModel, microbatch_tokens: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, microbatch_tokens: int, shared_trunk: bool = False
+    ) -> None:
         super().__init__()
         self.trunk = trunk(model)
+        self.shared_trunk = shared_trunk
         # The head learns, so it is float32 at least, whatever a frozen trunk is.
         float_type = torch.promote_types(model.dtype, torch.float32)
         self.head = nn.Linear(model.config.hidden_size, 1, dtype=float_type, device=model.device)
@@ -28,19 +67,23 @@ class Critic(nn.Module):
         self.microbatch_tokens = microbatch_tokens
 
     def forward(self, sequences: Sequences) -> Float[Tensor, "rows states"]:
-        """Values before every response token and, in column `response_lengths`, after the last."""
+        """Return values with gradients, before every response token and after the last.
+
+        Column `response_lengths[row]` has the value after the row's last token.
+        """
         return self.values_from_states(states_before_tokens(self.trunk, sequences))
 
     def values_from_states(
         self, states: Float[Tensor, "rows states width"]
     ) -> Float[Tensor, "rows states"]:
+        """Return values of hidden states that the caller has computed, with gradients."""
         # A copy, as sharded weights are gathered by a hook on what comes out, and a view loses it.
         return self.head(states.to(self.float_type)).squeeze(-1).to(self.float_type, copy=True)
 
     def values(
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
     ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
-        """Values of the True cells, and the value after each row's last token."""
+        """Return values of the True cells and the value after each row's last token."""
 
         def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor, Tensor]:
             return split_values(self(part), part)
@@ -50,19 +93,53 @@ class Critic(nn.Module):
         )
         return torch.where(mask, values, 0.0), final_values
 
+    def networks(self) -> list[Network]:
+        """Return the head alone where the trunk is the actor's, else the whole critic."""
+        return [Network(self.head) if self.shared_trunk else Network(self, self.trunk)]
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the weights that learn; those of a shared trunk are among them."""
+        return trainable_parameters(self)
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy back what `state` returned."""
+        load_trainable_parameters(self, tensors)
+
 
 def split_values(
     values: Float[Tensor, "rows states"], sequences: Sequences
 ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
-    """The value before each response token, and the one after the last."""
+    """Split a row's values into those before each response token and the one after the last."""
     return values[:, :-1], values.gather(1, sequences.response_lengths[:, None]).squeeze(1)
 
 
 class NoCritic:
-    """For estimators that ask for no values: all 0, and nothing is loaded or computed."""
+    """The critic of estimators that need no values: all are 0, and nothing is computed."""
+
+    def __call__(self, sequences: Sequences) -> Float[Tensor, "rows states"]:
+        """Return zeros."""
+        return torch.zeros(len(sequences.ids), sequences.width + 1, device=sequences.ids.device)
+
+    def values_from_states(
+        self, states: Float[Tensor, "rows states width"]
+    ) -> Float[Tensor, "rows states"]:
+        """Return zeros."""
+        return torch.zeros(states.shape[:2], device=states.device)
 
     def values(
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
     ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
+        """Return zeros."""
         zeros = torch.zeros(mask.shape, device=mask.device)
         return zeros, zeros[:, 0]
+
+    def networks(self) -> list[Network]:
+        """Return none."""
+        return []
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return none."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing."""

@@ -6,6 +6,7 @@ read prompts into a key-value cache and go on from it, whatever number of tokens
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,6 +21,15 @@ from tether.dist.collectives import all_reduce_sum
 from tether.dist.fsdp import release_gathered
 from tether.models.kv_cache import SlotCache
 from tether.types import Sequences
+
+
+@dataclass(frozen=True)
+class Network:
+    """A module whose weights belong to one role: to be sharded, counted and saved together."""
+
+    module: nn.Module
+    trunk: nn.Module | None = None  # the submodule with the layers; None if there are no layers
+    called: nn.Module | None = None  # what a forward pass calls; None is the module itself
 
 
 def trunk(model: PreTrainedModel) -> nn.Module:

@@ -5,18 +5,17 @@ trunk and head. B starts at zero, so a fresh adapter changes no bit of the model
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tether.algo.random import uniform
 from tether.config import LoraSection
-from tether.dist.dtensor import copy_from_full
 from tether.errors import UserError
 from tether.models.forward import trunk
 from tether.support.memory import allocated_bytes
@@ -101,21 +100,6 @@ def merge_adapter(model: PreTrainedModel) -> None:
             if _is_adapted(child):
                 child.merge()
                 setattr(parent, name, child.get_base_layer())
-
-
-def trainable_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """The weights that training moves, by name; tied ones once."""
-    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-
-
-def load_trainable_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `learned` gave; the rest of the module is as it was loaded."""
-    weights = trainable_parameters(module)
-    if weights.keys() != tensors.keys():
-        odd = min(weights.keys() ^ tensors.keys())
-        raise RuntimeError(f"the weights that learn are others than those saved, such as {odd}")
-    for name, weight in weights.items():
-        copy_from_full(weight, tensors[name])
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -1,13 +1,15 @@
-"""The actor: a causal language model as a policy."""
+"""The actor and the reference: causal language models as policies."""
 
 import copy
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.models.forward import map_microbatches, states_before_tokens, trunk
+from tether.models.forward import Network, map_microbatches, states_before_tokens, trunk
 from tether.models.lora import adapter_off
 from tether.models.token_log_probs import (
     Head,
@@ -15,6 +17,7 @@ from tether.models.token_log_probs import (
     token_full_kl,
     token_log_probs_and_entropies,
 )
+from tether.models.weights import load_weights, plain_weights
 from tether.types import Sequences
 
 
@@ -90,11 +93,8 @@ class Policy:
         return log_probs
 
 
-class FrozenReference:
-    """A copy of a model that never learns."""
-
-    def __init__(self, model: PreTrainedModel, temperature: float, microbatch_tokens: int) -> None:
-        self.policy = Policy(model.requires_grad_(False), temperature, microbatch_tokens)
+class Reference(Protocol):
+    """The role of the reference: the policy that the KL is measured against."""
 
     def log_probs(
         self,
@@ -102,6 +102,56 @@ class FrozenReference:
         mask: Bool[Tensor, "rows response"],
         old_log_probs: Float[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
+        """Return log-probs of the True cells; `old_log_probs` are the actor's."""
+        ...
+
+    def full_kl(
+        self,
+        actor: Policy,
+        actor_states: Float[Tensor, "rows response width"],
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        """Return KL(actor || reference) over the vocabulary, with gradients to `actor_states`."""
+        ...
+
+    def refresh(self, actor: Policy) -> None:
+        """Become the actor as it is now."""
+        ...
+
+    def networks(self) -> list[Network]:
+        """Return what the reference has beside the actor's weights."""
+        ...
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the tensors that a checkpoint restores, by name; empty if there are none."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy back what `state` returned."""
+        ...
+
+
+class FrozenReference:
+    """A model of its own that never learns; with `refreshed`, the actor is copied into it."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        temperature: float,
+        microbatch_tokens: int,
+        refreshed: bool = False,
+    ) -> None:
+        self.policy = Policy(model.requires_grad_(False), temperature, microbatch_tokens)
+        self.refreshed = refreshed
+
+    def log_probs(
+        self,
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+        old_log_probs: Float[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        """Return log-probs of the True cells."""
         return self.policy.log_probs(sequences, mask)
 
     def full_kl(
@@ -111,18 +161,31 @@ class FrozenReference:
         sequences: Sequences,
         mask: Bool[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
-        """KL(actor || reference) over the vocabulary, with gradients to the actor's states."""
+        """Return KL(actor || reference) over the vocabulary, with gradients to `actor_states`."""
         with torch.no_grad():
             states = self.policy.states(sequences)
         return actor.full_kl(actor.head, actor_states, self.policy.head, states, mask)
 
     def refresh(self, actor: Policy) -> None:
-        """Freeze again at the actor as it is now."""
+        """Copy the actor's weights as they are now."""
         self.policy.model.load_state_dict(actor.model.state_dict())
+
+    def networks(self) -> list[Network]:
+        """Return the model."""
+        model = self.policy.model
+        return [Network(model, trunk(model), called=trunk(model))]
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the weights if they are ever refreshed; others are loaded again as they were."""
+        return plain_weights(self.policy.model) if self.refreshed else {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy back what `state` returned."""
+        load_weights(self.policy.model, tensors)
 
 
 class AdapterOffReference:
-    """The actor's own base, its adapter off: a reference that costs no weights."""
+    """The actor with its adapter off: a reference that needs no weights of its own."""
 
     def __init__(self, actor: Policy) -> None:
         self.actor = actor
@@ -133,6 +196,7 @@ class AdapterOffReference:
         mask: Bool[Tensor, "rows response"],
         old_log_probs: Float[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
+        """Return log-probs of the True cells under the base model."""
         with adapter_off(self.actor.model):
             return self.actor.log_probs(sequences, mask)
 
@@ -143,14 +207,29 @@ class AdapterOffReference:
         sequences: Sequences,
         mask: Bool[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
-        """KL(actor || reference) over the vocabulary; both read their states by one frozen head."""
+        """Return KL(actor || reference) over the vocabulary; both use the same frozen head."""
         with torch.no_grad(), adapter_off(self.actor.model):
             states = self.actor.states(sequences)
         return actor.full_kl(actor.head, actor_states, actor.head, states, mask)
 
+    def refresh(self, actor: Policy) -> None:
+        """Refuse: the base below an adapter never moves (the config refuses this earlier)."""
+        raise NotImplementedError("a reference that is the actor's base cannot be refreshed")
+
+    def networks(self) -> list[Network]:
+        """Return none: the weights are the actor's."""
+        return []
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return none."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing."""
+
 
 class NoReference:
-    """No tether: the actor stands in for its own reference, so the KL is 0 without a pass."""
+    """The reference of runs without a KL term: the actor itself, so the KL is 0."""
 
     def log_probs(
         self,
@@ -158,4 +237,29 @@ class NoReference:
         mask: Bool[Tensor, "rows response"],
         old_log_probs: Float[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
+        """Return `old_log_probs`, without a forward pass."""
         return old_log_probs
+
+    def full_kl(
+        self,
+        actor: Policy,
+        actor_states: Float[Tensor, "rows response width"],
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        """Return zeros."""
+        return torch.zeros(mask.shape, device=mask.device)
+
+    def refresh(self, actor: Policy) -> None:
+        """Do nothing."""
+
+    def networks(self) -> list[Network]:
+        """Return none."""
+        return []
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return none."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing."""

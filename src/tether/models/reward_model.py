@@ -16,7 +16,7 @@ from transformers import (
 
 from tether.data.batching import length_mask, pad_right
 from tether.errors import UserError, one_line
-from tether.models.forward import map_microbatches, states_before_tokens, trunk
+from tether.models.forward import Network, map_microbatches, states_before_tokens, trunk
 from tether.models.loading import DTYPES, find_model, refuse_missing_weights
 from tether.types import Sequences
 
@@ -52,6 +52,11 @@ class RewardModel:
             whole, 0, self.microbatch_tokens, lambda part, rows: (self._forward(part),)
         )
         return scores
+
+    def network(self) -> Network:
+        """Return the model; a decoder's trunk is called, and its head applied afterwards."""
+        model = self.model
+        return Network(model, trunk(model), trunk(model) if decoder_head(model) else model)
 
     def _forward(self, whole: Sequences) -> Float[Tensor, " rows"]:
         head = decoder_head(self.model)

@@ -13,7 +13,7 @@ from tether.errors import UserError
 from tether.planning.cost import Cost, memory_bandwidth, operations, sent
 from tether.planning.machine import UNKNOWN, Machine
 from tether.planning.memory import Memory, Moment, Part, plan_memory
-from tether.planning.workload import Demand, Networks, Size, networks_of, outline_networks
+from tether.planning.workload import Demand, Networks, Size, outline_networks
 from tether.ppo.roles import Roles, pick_device
 from tether.ppo.scoring import Trial
 from tether.support.units import byte_text, si, time_text
@@ -77,11 +77,8 @@ class Plan:
 
     @cached_property
     def memory(self) -> Memory:
-        """Of one process, found on shapes alone: whatever weights are loaded stay as they are."""
-        outlined = self.networks.actor.device.type == "meta"
-        networks = self.networks if outlined else outline_networks(self.config)
-        d = self.demand
-        return plan_memory(Demand(d.config, networks, d.longest_prompt, d.workers, d.device))
+        """The memory of one process, found from shapes alone."""
+        return plan_memory(self.demand)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -225,7 +222,7 @@ def make_plan(config: Config, roles: Roles) -> Plan:
     """Of a run whose models are loaded and whose prompts are read."""
     plan = Plan(
         config=config,
-        networks=networks_of(config, roles),
+        networks=outline_networks(config),
         longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
         train_prompts=len(roles.train_prompts),
         heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,

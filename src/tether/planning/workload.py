@@ -19,12 +19,10 @@ from tether.config import Config, LoraSection
 from tether.models.critic import Critic
 from tether.models.forward import recompute_in_backward
 from tether.models.loading import load_on_meta
-from tether.models.lora import insert_adapter, trainable_parameters
-from tether.models.policy import FrozenReference
+from tether.models.lora import insert_adapter
 from tether.models.token_log_probs import max_cached_cells
+from tether.models.weights import trainable_parameters
 from tether.planning.dry_run import Batch
-from tether.ppo.roles import Roles
-from tether.rewards.learned import LearnedScorer
 from tether.rewards.parts import learned_model
 
 
@@ -54,23 +52,13 @@ class Size:
     largest_bytes: int = 0  # the largest tensor
 
 
-def networks_of(config: Config, roles: Roles) -> Networks:
-    reference = roles.reference
-    return Networks(
-        actor=roles.actor.model,
-        critic=roles.critic if config.has_critic else None,
-        reference=reference.policy.model if isinstance(reference, FrozenReference) else None,
-        reward=roles.reward.reward.model if isinstance(roles.reward, LearnedScorer) else None,
-    )
-
-
 def outline_networks(config: Config) -> Networks:
-    """The same as shapes alone, from the models' config.json files."""
+    """Build the networks as shapes without weights, from the models' config.json files."""
     settings, hub = config.model, config.model.hub
     actor = load_on_meta(AutoModelForCausalLM, settings.actor, settings.dtype, hub)
     critic = reference = reward = None
     if config.has_critic and config.critic.shared_trunk:
-        critic = Critic(actor, config.critic.microbatch_tokens)
+        critic = Critic(actor, config.critic.microbatch_tokens, shared_trunk=True)
     elif config.has_critic:
         name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
         trunk = load_on_meta(AutoModel, name, dtype, hub)

@@ -16,7 +16,7 @@ from tether.algo.importance import (
 from tether.config import Config
 from tether.data.batching import join, length_mask
 from tether.models.critic import split_values
-from tether.models.forward import map_microbatches, states_before_tokens
+from tether.models.forward import map_microbatches, states_before_tokens, trunk
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
 from tether.run.metrics import Event, Last, Meter
@@ -47,7 +47,7 @@ def _read_once(sequences: Sequences, mask: Bool[Tensor, "rows response"], roles:
     actor, critic = roles.actor, roles.critic
 
     def read(part: Sequences, rows: Int[Tensor, " some"]) -> Read:
-        states = states_before_tokens(critic.trunk, part)
+        states = states_before_tokens(trunk(actor.model), part)
         log_probs, _ = actor.log_probs_and_entropies(states[:, :-1], part, mask[rows, : part.width])
         return log_probs, *split_values(critic.values_from_states(states), part)
 

@@ -5,6 +5,7 @@ import datetime
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from tether.config import Config, DataFile, LoraSection
@@ -15,7 +16,7 @@ from tether.dist.fsdp import shard
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device
 from tether.errors import UserError
-from tether.models.critic import Critic, NoCritic
+from tether.models.critic import Critic, NoCritic, ValueFunction
 from tether.models.forward import recompute_in_backward, trunk
 from tether.models.loading import (
     Vocabulary,
@@ -24,14 +25,21 @@ from tether.models.loading import (
     load_trunk,
     load_vocabulary,
 )
-from tether.models.lora import add_adapter, trainable_parameters
-from tether.models.policy import AdapterOffReference, FrozenReference, NoReference, Policy
-from tether.models.reward_model import decoder_head, load_head_weight, load_reward_model
+from tether.models.lora import add_adapter
+from tether.models.policy import (
+    AdapterOffReference,
+    FrozenReference,
+    NoReference,
+    Policy,
+    Reference,
+)
+from tether.models.reward_model import load_head_weight, load_reward_model
+from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
 from tether.rewards.functions import Reward
-from tether.rewards.learned import LearnedScorer, Scale, measure_scale
+from tether.rewards.learned import LearnedScorer, measure_scale
 from tether.rewards.parts import columns_wanted, learned_model, parts_of
-from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer
+from tether.rewards.scorers import ChildScorer, InProcessScorer, Scale, Scorer
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import DistributedSampler, Draw, Episodes, Sampler
@@ -50,8 +58,8 @@ class Roles:
     sampler: Sampler
     episodes: Episodes
     actor: Policy
-    critic: Critic | NoCritic
-    reference: FrozenReference | AdapterOffReference | NoReference
+    critic: ValueFunction
+    reference: Reference
     reward: Scorer
     actor_optimizer: Optimizer
     critic_optimizer: Optimizer | None
@@ -81,18 +89,16 @@ def build_roles(
     heldout_prompts = None if config.data.heldout is None else load(config.data.heldout)
     turns = build_episode_source(rollout, vocabulary)
     scorer = build_scorer(config, reward, train_prompts, device)
-    critic = _build_critic(config, model, device)
+    critic = _build_critic(config, model, scorer.units(), device)
     reference = _build_reference(config, actor, device)
     _make_ready_to_learn(model, config.model.lora, config, "actor")
-    if isinstance(scorer, LearnedScorer) and isinstance(critic, Critic):
-        start_value_head(critic, config, scorer.scale)
     if config.launch.tensor_parallel > 1:
         refuse_unshareable(model.config, config.launch.tensor_parallel)
     if config.launch.weights == "sharded":
-        _spread_weights(config, model, critic, reference, scorer)
+        _shard_weights(model, critic, reference, scorer)
     actor_weights = [*trainable_parameters(model).values()]
     if config.critic.shared_trunk:
-        actor_weights += critic.head.parameters()
+        actor_weights += _critic_weights(critic)
     return Roles(
         vocabulary=vocabulary,
         train_prompts=train_prompts,
@@ -139,32 +145,17 @@ def _make_ready_to_learn(
         recompute_in_backward(model)
 
 
-def _spread_weights(
-    config: Config,
-    model: PreTrainedModel,
-    critic: Critic | NoCritic,
-    reference: FrozenReference | AdapterOffReference | NoReference,
-    scorer: Scorer,
+def _shard_weights(
+    actor: PreTrainedModel, critic: ValueFunction, reference: Reference, scorer: Scorer
 ) -> None:
-    """A part of every model on each process. A pass calls trunks, and heads read what they give;
-    a critic of its own, and a reward model that is no decoder, are called as they are."""
-    shard(model, trunk(model), called=trunk(model), keep_whole=True)
-    if isinstance(critic, Critic) and config.critic.shared_trunk:
-        shard(critic.head)
-    elif isinstance(critic, Critic):
-        shard(critic, critic.trunk)
-    if isinstance(reference, FrozenReference):
-        frozen = reference.policy.model
-        shard(frozen, trunk(frozen), called=trunk(frozen))
-    if isinstance(scorer, LearnedScorer):
-        judge = scorer.reward.model
-        shard(judge, trunk(judge), called=trunk(judge) if decoder_head(judge) else judge)
+    """Give every process a shard of every role's weights."""
+    shard(actor, trunk(actor), called=trunk(actor), keep_whole=True)
+    for network in (*critic.networks(), *reference.networks(), *scorer.networks()):
+        shard(network.module, network.trunk, network.called)
 
 
-def _build_reference(
-    config: Config, actor: Policy, device: torch.device
-) -> FrozenReference | AdapterOffReference | NoReference:
-    """Of the actor's model as it was loaded, unless another is named."""
+def _build_reference(config: Config, actor: Policy, device: torch.device) -> Reference:
+    """Build it from the actor's model as it was loaded, unless another is named."""
     settings = config.model
     if not config.kl.needs_reference:
         return NoReference()
@@ -175,31 +166,46 @@ def _build_reference(
         model = copy.deepcopy(actor.model)  # some files take a minute to read
     else:
         model = load_causal_lm(name, dtype, device, settings.hub)
-    return FrozenReference(model, config.rollout.temperature, config.actor.microbatch_tokens)
+    return FrozenReference(
+        model,
+        config.rollout.temperature,
+        config.actor.microbatch_tokens,
+        refreshed=config.refreshes_reference,
+    )
 
 
 def _build_critic(
-    config: Config, actor_model: PreTrainedModel, device: torch.device
-) -> Critic | NoCritic:
-    settings = config.model
+    config: Config, actor_model: PreTrainedModel, scale: Scale | None, device: torch.device
+) -> ValueFunction:
+    """Build the critic; `scale` is that of the reward model's scores, if there is one."""
+    settings, tokens = config.model, config.critic.microbatch_tokens
     if not config.has_critic:
         return NoCritic()
-    if config.critic.shared_trunk:
-        return Critic(actor_model, config.critic.microbatch_tokens)
     name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
-    if (name, dtype) == (settings.actor, settings.dtype):
-        model = copy.deepcopy(trunk(actor_model))
+    if config.critic.shared_trunk:
+        critic = Critic(actor_model, tokens, shared_trunk=True)
     else:
-        model = load_trunk(name, dtype, device, settings.hub)
-    _make_ready_to_learn(model, settings.critic_lora, config, "critic")
-    return Critic(model, config.critic.microbatch_tokens)
+        if (name, dtype) == (settings.actor, settings.dtype):
+            model = copy.deepcopy(trunk(actor_model))
+        else:
+            model = load_trunk(name, dtype, device, settings.hub)
+        _make_ready_to_learn(model, settings.critic_lora, config, "critic")
+        critic = Critic(model, tokens)
+    if scale is not None:
+        start_value_head(critic, config, scale)
+    return critic
 
 
-def _build_critic_optimizer(config: Config, critic: Critic | NoCritic) -> Optimizer | None:
+def _build_critic_optimizer(config: Config, critic: ValueFunction) -> Optimizer | None:
     if not config.has_critic or config.critic.shared_trunk:
         return None
-    weights = trainable_parameters(critic).values()
-    return Optimizer(weights, config.critic_lr, config.critic.max_grad_norm)
+    return Optimizer(_critic_weights(critic), config.critic_lr, config.critic.max_grad_norm)
+
+
+def _critic_weights(critic: ValueFunction) -> list[nn.Parameter]:
+    """Return what the critic learns beside the actor's weights."""
+    found = [trainable_parameters(network.module) for network in critic.networks()]
+    return [weight for named in found for weight in named.values()]
 
 
 def build_scorer(

@@ -13,7 +13,7 @@ from tether.config import Config
 from tether.errors import RunStopped, UserError
 from tether.models.loading import Vocabulary
 from tether.ppo.roles import Roles
-from tether.rewards.scorers import ChildScorer, InProcessScorer, Scorer, Verdict
+from tether.rewards.scorers import Scorer, Verdict
 from tether.rollout.sampler import Greedy
 from tether.run.metrics import Event
 from tether.run.writer import shortest_floats
@@ -195,7 +195,7 @@ class Trial:
 def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
     """Return what the reward says to a few prompts; nothing of a reward model, which has no code
     of a user's in it."""
-    if not isinstance(scorer, ChildScorer | InProcessScorer):
+    if scorer.networks():
         return []
     responses = [_response(columns) for columns in prompts.columns]
     verdicts = scorer.score(

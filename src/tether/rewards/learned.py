@@ -6,25 +6,15 @@ Scores are measured against the reference's responses: 0 is as good as the refer
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from tether.data.dialogues import encode_whole_dialogue
 from tether.data.files import BadRow
 from tether.errors import UserError
+from tether.models.forward import Network
 from tether.models.reward_model import RewardModel
-from tether.rewards.scorers import Verdict
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Mean and standard deviation of the reference's raw scores."""
-
-    mean: float = 0.0
-    std: float = 1.0
-
-    def __call__(self, raw: float) -> float:
-        return (raw - self.mean) / self.std
+from tether.rewards.scorers import Scale, Scorer, Verdict
 
 
 def measure_scale(raw: Sequence[float]) -> Scale:
@@ -34,7 +24,7 @@ def measure_scale(raw: Sequence[float]) -> Scale:
     return Scale(mean, math.sqrt(variance))
 
 
-class LearnedScorer:
+class LearnedScorer(Scorer):
     """In this process: the model is ours to run, and there is no code of a stranger in it."""
 
     def __init__(self, reward: RewardModel, system_prompt: str | None, scale: Scale) -> None:
@@ -67,8 +57,21 @@ class LearnedScorer:
             found[i] = score if math.isfinite(score) else f"the reward model gave {score}"
         return found
 
-    def close(self) -> None:
-        pass
+    def units(self) -> Scale:
+        """Return the scale of the reference's responses."""
+        return self.scale
+
+    def networks(self) -> list[Network]:
+        """Return the reward model."""
+        return [self.reward.network()]
+
+    def state(self) -> dict[str, Any]:
+        """Return the scale."""
+        return {"reward_scale": asdict(self.scale)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take the scale from a checkpoint's state."""
+        self.scale = Scale(**state["reward_scale"])
 
     def _ids(self, row: Mapping[str, Any]) -> list[int]:
         try:

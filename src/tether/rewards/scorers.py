@@ -4,10 +4,12 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol
 
 from tether.data.batching import own_rows
 from tether.dist.collectives import gather_results
+from tether.models.forward import Network
 from tether.rewards.functions import LARGEST_SCORE, Reward, WrongType, describe, judge_row
 from tether.rewards.parts import Part
 from tether.rewards.worker import Prints, RewardProcess
@@ -28,11 +30,49 @@ class Verdict:
     wrong_type: bool = False  # what came back could not be a score of any row
 
 
-@runtime_checkable
-class Scorer(Protocol):
-    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]: ...
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of a reward model's scores of the reference's responses."""
 
-    def close(self) -> None: ...
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __call__(self, raw: float) -> float:
+        """Return a raw score as deviations from the mean."""
+        return (raw - self.mean) / self.std
+
+
+class Scorer(Protocol):
+    """The role of the reward. The defaults are those of a function: no model, no state."""
+
+    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+        """Return a verdict per row, in their order."""
+        ...
+
+    def close(self) -> None:
+        """End processes that the scorer has started."""
+
+    def units(self) -> Scale | None:
+        """Return what raw scores are divided by; None where they are used as they come."""
+        return None
+
+    def networks(self) -> list[Network]:
+        """Return the reward model, if there is one."""
+        return []
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint restores, as JSON by names of its own."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned; `state` may hold other names beside."""
+
+    def log_to(self, path: Path) -> None:
+        """Append to a file what the reward prints."""
+
+    def printed(self) -> str:
+        """Return the end of what the reward has printed."""
+        return ""
 
 
 def spread(
@@ -44,7 +84,7 @@ def spread(
     return [verdict for part in parts for verdict in part]
 
 
-class InProcessScorer:
+class InProcessScorer(Scorer):
     """For functions that exist only in this process (notebooks, closures). No time limit."""
 
     def __init__(self, function: Reward) -> None:
@@ -62,11 +102,8 @@ class InProcessScorer:
         problem = None if score is not None else "the reward returned None"
         return Verdict(score, problem, extras=extras)
 
-    def close(self) -> None:
-        pass
 
-
-class ChildScorer:
+class ChildScorer(Scorer):
     """One long-lived child for all parts; when a row hangs it or kills it, a new child goes on
     after that row. It runs the same reward: files that were edited meanwhile stop the run."""
 
@@ -130,6 +167,14 @@ class ChildScorer:
             self.child.kill()
             self.child = None
             self.prints.settle()
+
+    def log_to(self, path: Path) -> None:
+        """Append to a file what the reward prints."""
+        self.prints.keep_in(path)
+
+    def printed(self) -> str:
+        """Return the end of what the reward has printed."""
+        return self.prints.newest
 
 
 def weigh(parts: Sequence[Part], verdicts: Sequence[Verdict]) -> Verdict:

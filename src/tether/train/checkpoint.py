@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.config import Config
@@ -32,7 +32,6 @@ from tether.dist.collectives import any_process, gather_results, on_first_proces
 from tether.dist.dtensor import local_shard
 from tether.dist.world import world
 from tether.errors import RunStopped, UserError
-from tether.models.critic import Critic
 from tether.models.loading import (
     DTYPES,
     Vocabulary,
@@ -40,23 +39,21 @@ from tether.models.loading import (
     load_causal_lm,
     load_vocabulary,
 )
-from tether.models.lora import (
-    add_adapter,
+from tether.models.lora import add_adapter, merge_adapter
+from tether.models.weights import (
     load_trainable_parameters,
-    merge_adapter,
+    load_weights,
+    plain_weights,
     trainable_parameters,
 )
 from tether.ppo.result import Controls
 from tether.ppo.roles import Roles
-from tether.rewards.learned import LearnedScorer, Scale
 from tether.run.checkpoint_store import all_checkpoints, discard, finish, prune, stage
 from tether.run.directory import CHECKPOINTS, EVALS, SCHEMA
 from tether.run.reader import read_lines, read_regular
 from tether.train.checkpoint_files import (
     OwnTensors,
-    load_weights,
     own_tensors,
-    plain_weights,
     read_tensors,
     write_model,
     write_tensors,
@@ -127,12 +124,11 @@ def _load(checkpoint: Path, roles: Roles, config: Config) -> None:
     else:
         saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, model.device)
         load_weights(model, saved.state_dict())
-    if isinstance(roles.critic, Critic):
-        load_trainable_parameters(roles.critic, read_tensors(checkpoint / CRITIC))
-    if config.refreshes_reference:
-        load_weights(roles.reference.policy.model, read_tensors(checkpoint / REFERENCE))
-    if isinstance(roles.reward, LearnedScorer):
-        roles.reward.scale = Scale(**read_state(checkpoint)["reward_scale"])
+    if roles.critic.state():
+        roles.critic.load_state(read_tensors(checkpoint / CRITIC))
+    if roles.reference.state():
+        roles.reference.load_state(read_tensors(checkpoint / REFERENCE))
+    roles.reward.load_state(read_state(checkpoint))
     roles.actor_optimizer.load_state(read_tensors(checkpoint / ACTOR_OPTIMIZER))
     if roles.critic_optimizer is not None:
         roles.critic_optimizer.load_state(read_tensors(checkpoint / CRITIC_OPTIMIZER))
@@ -186,15 +182,14 @@ def read_progress(state: Mapping[str, Any]) -> Progress:
 
 def _own_tensors(roles: Roles, config: Config) -> dict[str, OwnTensors]:
     """What this process writes of each file, gathered before anyone writes."""
-    parts = {ACTOR_OPTIMIZER: roles.actor_optimizer.state()}
+    parts: dict[str, Mapping[str, Tensor]] = {ACTOR_OPTIMIZER: roles.actor_optimizer.state()}
     if config.model.lora is not None:
         parts[ADAPTER] = trainable_parameters(roles.actor.model)
     else:
         parts[ACTOR] = plain_weights(roles.actor.model)
-    if isinstance(roles.critic, Critic):
-        parts[CRITIC] = trainable_parameters(roles.critic)
-    if config.refreshes_reference:
-        parts[REFERENCE] = plain_weights(roles.reference.policy.model)
+    for name, state in ((CRITIC, roles.critic.state()), (REFERENCE, roles.reference.state())):
+        if state:
+            parts[name] = state
     if roles.critic_optimizer is not None:
         parts[CRITIC_OPTIMIZER] = roles.critic_optimizer.state()
     return {name: own_tensors(tensors) for name, tensors in parts.items()}
@@ -222,9 +217,8 @@ def _write(
         "config": config.to_dict(),
         "inputs": inputs,
         "versions": versions(),
+        **roles.reward.state(),
     }
-    if isinstance(roles.reward, LearnedScorer):
-        state["reward_scale"] = asdict(roles.reward.scale)
     (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
@@ -241,8 +235,9 @@ def _refuse_other_base(checkpoint: Path, config: Config) -> None:
 
 
 def _refuse_non_finite(roles: Roles, name: str) -> None:
-    for role, module in (("actor", roles.actor.model), ("critic", roles.critic)):
-        weights = module.parameters() if isinstance(module, nn.Module) else ()
+    critic = [network.module for network in roles.critic.networks()]
+    for role, modules in (("actor", [roles.actor.model]), ("critic", critic)):
+        weights = [weight for module in modules for weight in module.parameters()]
         if any_process(not all(bool(local_shard(weight).isfinite().all()) for weight in weights)):
             raise RunStopped(
                 f"The {role}'s weights are not finite, so checkpoint {name} was not written; "

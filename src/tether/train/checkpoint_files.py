@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.data.batching import balance
-from tether.dist.dtensor import copy_from_full, full_tensor
+from tether.dist.dtensor import full_tensor
 from tether.dist.world import world
 
 
@@ -37,19 +37,6 @@ def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
         if writers[name] == here.rank:
             kept[name] = whole
     return OwnTensors(kept, writers, sum(sizes))
-
-
-def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and lasting buffers by name; tied ones once."""
-    names = {name for name, _ in model.named_parameters()} | {n for n, _ in model.named_buffers()}
-    return {name: tensor for name, tensor in model.state_dict().items() if name in names}
-
-
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `plain_weights` gave."""
-    weights = model.state_dict()
-    for name, tensor in tensors.items():
-        copy_from_full(weights[name], tensor)
 
 
 def write_tensors(file: Path, own: OwnTensors) -> None:

@@ -18,7 +18,6 @@ from tether.ppo.evaluate import read_evaluations
 from tether.ppo.roles import Roles, build_roles, pick_device
 from tether.ppo.scoring import ROWS, Trial, try_reward
 from tether.rewards.functions import Reward
-from tether.rewards.scorers import ChildScorer
 from tether.run.checkpoint_store import disk_bytes
 from tether.run.directory import REWARD_LOG, RUNS, create_run_directory, is_run, refuse_taken
 from tether.run.lock import RunLock
@@ -101,7 +100,9 @@ def start_new(config: Config, reward: Reward | None, watch: Watcher) -> Result:
     roles = build_roles(config, reward, watch.reading)
     config = dated(config, roles.day)
     try:
-        tried = _try(roles, config)
+        # A function that was handed over in Python belongs to the caller, who may count its calls.
+        first_rows = roles.train_prompts.first(ROWS)
+        tried = [] if reward is not None else try_reward(roles.reward, first_rows, config)
         plan = make_plan(config, roles)
         on_first_process(lambda: check_disk(plan, settings.dir or RUNS))
         fingerprint = on_first_process(
@@ -165,14 +166,6 @@ def _locked(run: Path) -> Iterator[None]:
         yield
 
 
-def _try(roles: Roles, config: Config) -> list[Trial]:
-    """Of a function that the config names. One that was handed over in Python belongs to the
-    caller, who may count its calls."""
-    if not isinstance(roles.reward, ChildScorer):
-        return []
-    return try_reward(roles.reward, roles.train_prompts.first(ROWS), config)
-
-
 def _run(
     run: Path,
     config: Config,
@@ -185,9 +178,8 @@ def _run(
 ) -> Result:
     done = start.progress.iterations_done
     first = world().is_first
-    if isinstance(roles.reward, ChildScorer):
-        name = REWARD_LOG if first else f"{Path(REWARD_LOG).stem}-{world().rank}.log"
-        roles.reward.prints.keep_in(run / name)
+    log = REWARD_LOG if first else f"{Path(REWARD_LOG).stem}-{world().rank}.log"
+    roles.reward.log_to(run / log)
     writer = RunWriter(run, config.to_yaml(), start.attempt) if first else NoWriter(run)
     try:
         watch.started(run, config.train.iterations)
