@@ -19,7 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tether.models.loading import load_causal_lm, load_vocabulary
+from tether.models.loading import load_causal_lm
+from tether.models.vocabulary import load_vocabulary
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "bench" / ".cache"

@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 import tether
 from tether.data.dialogues import Conversation
 from tether.data.messages import render_prompt
-from tether.models.loading import Vocabulary
 from tether.models.policy import Policy
+from tether.models.vocabulary import Vocabulary
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.stages.sft import SFTSettings, train_conversations
 from tether.tasks.facts import (

@@ -19,8 +19,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 import tether
 from tether import assets
-from tether.models.loading import Vocabulary
 from tether.models.policy import Policy
+from tether.models.vocabulary import Vocabulary
 from tether.stages.sft import SFTSettings, train_sft
 from tether.tasks.arithmetic import Form, Problem, Split, carries, draw_distinct, draw_problems
 

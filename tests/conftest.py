@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from tether.models.loading import Vocabulary
+from tether.models.vocabulary import Vocabulary
 from tether.ppo.roles import build_roles
 
 settings.register_profile("tether", max_examples=60, deadline=None, derandomize=True)

@@ -19,7 +19,8 @@ from tether.data.prompts import OnProgress
 from tether.errors import UserError
 from tether.explain.trace import trace_prompt
 from tether.explain.trace_setup import is_ppo_run
-from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
+from tether.models.loading import load_causal_lm
+from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.planning.plan import Plan
 from tether.planning.preview import preview
 from tether.ppo.evaluate import Evaluation, build_endpoint_evaluation

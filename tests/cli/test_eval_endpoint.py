@@ -7,7 +7,7 @@ import pytest
 from rollout.completions import Server, adds
 
 from tether import assets
-from tether.models.loading import load_vocabulary_without_model
+from tether.models.vocabulary import load_vocabulary_without_model
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from rollout.completions import Server, adds
 
 from tether.config.load import validate_config
 from tether.errors import UserError
-from tether.models.loading import load_vocabulary_without_model
+from tether.models.vocabulary import load_vocabulary_without_model
 
 
 @pytest.fixture(scope="module")

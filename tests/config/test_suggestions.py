@@ -6,7 +6,7 @@ from conftest import tiny_llama
 from tether.cli.field_options import one_word
 from tether.config.load import load_config
 from tether.errors import UserError
-from tether.models.loading import load_vocabulary
+from tether.models.vocabulary import load_vocabulary
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from helpers import (
 
 import tether
 from models.families import EOS_IDS, FAMILIES, VOCABULARY, make_family
-from tether.models.loading import load_causal_lm, load_vocabulary
+from tether.models.loading import load_causal_lm
 from tether.models.policy import Policy
+from tether.models.vocabulary import load_vocabulary
 
 ROWS = [
     ([5, 9, 200], [7, 8, 256]),

@@ -12,8 +12,9 @@ from helpers import changed, distinct_letters, slow_log_probs
 import tether
 from models.families import make_family
 from tether.errors import UserError
-from tether.models import gguf_cache, loading
-from tether.models.loading import load_causal_lm, load_trunk, load_vocabulary
+from tether.models import gguf as gguf_files
+from tether.models.loading import load_causal_lm, load_trunk
+from tether.models.vocabulary import load_vocabulary
 
 CPU = torch.device("cpu")
 NAMES = {
@@ -137,7 +138,7 @@ def test_it_trains_with_an_adapter(gguf_file, tiny_config):
 
 
 def test_without_the_package_one_sentence_names_it(gguf_file, monkeypatch):
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install gguf"):
         load_causal_lm(gguf_file, "float32", CPU)
 
@@ -164,7 +165,7 @@ def test_a_file_cut_short_is_one_sentence(gguf_file, tmp_path):
 def cache(tmp_path, monkeypatch):
     """An empty cache, and every file's memory of it forgotten."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    gguf_cache._unpacked.cache_clear()
+    gguf_files._unpacked.cache_clear()
     return tmp_path / "cache" / "tether" / "gguf"
 
 
@@ -187,7 +188,7 @@ def test_a_file_is_unpacked_once_and_gives_the_same_bits_again(gguf_file, cache,
     for _ in range(2):
         models.append(load_causal_lm(gguf_file, "float32", CPU).state_dict())
         load_vocabulary(gguf_file, load_causal_lm(gguf_file, "float32", CPU))
-        gguf_cache._unpacked.cache_clear()  # as another command would begin
+        gguf_files._unpacked.cache_clear()  # as another command would begin
     assert len(unpackings) == 1
     written = make_family("smollm2").state_dict()
     for name, weight in models[1].items():
@@ -203,7 +204,7 @@ def test_what_is_kept_and_damaged_is_unpacked_again(gguf_file, cache, monkeypatc
     content = bytearray(weights.read_bytes())
     content[-5] ^= 1
     weights.write_bytes(content)
-    gguf_cache._unpacked.cache_clear()
+    gguf_files._unpacked.cache_clear()
     unpackings = count_unpackings(monkeypatch)
     after = load_causal_lm(gguf_file, "float32", CPU).state_dict()
     assert len(unpackings) == 1

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tether.errors import UserError
-from tether.models.loading import load_causal_lm, load_on_meta, load_vocabulary_without_model
+from tether.models.loading import load_causal_lm, load_on_meta
 from tether.models.reward_model import load_reward_model
+from tether.models.vocabulary import load_vocabulary_without_model
 
 CPU = torch.device("cpu")
 

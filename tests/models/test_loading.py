@@ -13,8 +13,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForSequenceClassi
 from tether.errors import UserError
 from tether.models import loading
 from tether.models.critic import Critic
-from tether.models.loading import Vocabulary, load_causal_lm, load_trunk, load_vocabulary
+from tether.models.loading import load_causal_lm, load_trunk
 from tether.models.policy import Policy
+from tether.models.vocabulary import Vocabulary, load_vocabulary
 
 CPU = torch.device("cpu")
 FORMAT = {"format": "pt"}
@@ -125,7 +126,7 @@ def test_a_model_or_tokenizer_that_brings_code_is_refused_and_none_of_it_runs(mo
 def test_an_adapter_directory_never_leads_to_the_base_that_it_names(model_dir, tiny_model_dir):
     directory = model_dir()
     rewrite(directory, "adapter_config.json", base_model_name_or_path=tiny_model_dir)
-    with pytest.raises(UserError, match="an adapter, no whole model; merge it"):
+    with pytest.raises(UserError, match="an adapter, not a model; merge it"):
         load_causal_lm(directory, "float32", CPU)
 
 

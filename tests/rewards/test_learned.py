@@ -1,6 +1,7 @@
 """A reward model as PPO's reward: the right number at the last token, on the reference's scale."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -233,6 +234,25 @@ def test_two_labels_are_refused_in_one_sentence(tmp_path, byte_tokenizer):
 def test_a_language_model_is_no_reward_model(tiny_model_dir):
     with pytest.raises(UserError, match="`tether reward-model`"):
         load_reward_model(tiny_model_dir, "float32", CPU, 100)
+
+
+def test_code_in_a_reward_models_tokenizer_is_refused_without_a_question(
+    reward_dir, tmp_path, monkeypatch
+):
+    """transformers asks on the terminal unless it is told not to run such code."""
+    directory, ran, asked = Path(reward_dir()), tmp_path / "ran", []
+    (directory / "theirs.py").write_text(f"open({str(ran)!r}, 'w')")
+    settings = directory / "tokenizer_config.json"
+    theirs = {
+        "tokenizer_class": "Theirs",
+        "auto_map": {"AutoTokenizer": ["theirs.Theirs", None]},
+    }
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **theirs}))
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "y")
+    with pytest.raises(UserError, match="Python code of its own, which tether never runs"):
+        load_reward_model(str(directory), "float32", CPU, 100)
+    assert not asked
+    assert not ran.exists()
 
 
 def test_a_model_that_is_not_there_is_named(learned_config):

@@ -1,7 +1,7 @@
 """A policy that says what a test wants it to say, token by token, to an episode."""
 
 from tether.config import RolloutSection
-from tether.models.loading import Vocabulary
+from tether.models.vocabulary import Vocabulary
 from tether.rollout.sampler import Done
 from tether.rollout.tools.tool import Tool, ToolHandler
 from tether.rollout.turn_tokens import TurnTokenizer

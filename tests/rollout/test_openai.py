@@ -8,7 +8,7 @@ from helpers import response
 from rollout.completions import Server, adds, choice
 from tether import api, assets
 from tether.errors import UserError
-from tether.models.loading import load_vocabulary_without_model
+from tether.models.vocabulary import load_vocabulary_without_model
 from tether.rollout import openai
 from tether.rollout.engine import EngineSampler
 from tether.rollout.openai import OpenAIEngine, completions_url
@@ -162,7 +162,8 @@ def test_it_cannot_be_trained(serve, vocabulary, tiny_model):
 def test_the_vocabulary_alone_is_the_one_that_comes_with_the_model(tmp_path):
     import torch
 
-    from tether.models.loading import load_causal_lm, load_vocabulary
+    from tether.models.loading import load_causal_lm
+    from tether.models.vocabulary import load_vocabulary
 
     for name in ("tether:starter", "tether:search_starter"):
         model = load_causal_lm(name, "float32", torch.device("cpu"))

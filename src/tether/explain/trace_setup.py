@@ -15,7 +15,8 @@ from tether.data.batching import length_mask, pad_right
 from tether.data.files import BadRow, read_file
 from tether.data.messages import parse_prompt, prompt_text, reward_columns
 from tether.errors import UserError
-from tether.models.loading import Vocabulary, find_model
+from tether.models.locate import find_model
+from tether.models.vocabulary import Vocabulary
 from tether.ppo.result import Controls, first_controls
 from tether.ppo.roles import Roles
 from tether.rewards.functions import Reward

@@ -1,14 +1,23 @@
-"""What a model directory may not ask for: code to fetch, weights that lie elsewhere, and sizes
-that no model has."""
+"""Refusals of model directories: their code, pickles, weights that lie elsewhere, absurd sizes."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tether.errors import UserError
+from safetensors import safe_open
+from torch import nn
 
+from tether.errors import UserError, one_line
+
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOATS = ("F64", "F32", "F16", "BF16")  # what safetensors calls them
+MAX_PROMISED_RATIO = 16  # weights per number in a file: packed ones hold up to 8
+MAX_MISSING = 100_000_000  # weights that the files may lack, such as a new head's
 
 # (smallest, largest, names in the config.json of one family or another). Building a model takes
 # time and memory for each layer and label, even without weights; the largest models have 126
@@ -29,13 +38,17 @@ LIMITS = {name: (low, high) for low, high, names in SIZES for name in names}
 
 
 def refuse_untrusted(name: str, directory: Path) -> None:
-    """Loading must read this directory's own files and run nothing that came with a model."""
-    for kernel in _hub_kernels(_read(directory / "config.json")):
+    """Refuse a config.json or an index that reaches beyond the directory's own files.
+
+    It may name kernels to download and run, weights elsewhere, or sizes that no model has.
+    """
+    config = _read(directory / CONFIG)
+    for kernel in _hub_kernels(config):
         raise UserError(
             f"{name} asks in its config.json for the attention or expert kernel {kernel!r}, code "
             f"that would be fetched and run; remove that line."
         )
-    for field, value, (low, high) in _odd_sizes(_read(directory / "config.json")):
+    for field, value, (low, high) in _odd_sizes(config):
         raise UserError(
             f"{name} says {field} = {_short(value)} in its config.json; it must be a whole number "
             f"from {low:,} to {high:,}."
@@ -48,8 +61,85 @@ def refuse_untrusted(name: str, directory: Path) -> None:
             )
 
 
+def refuse_pickle(name: str, directory: Path) -> None:
+    """Refuse weights that are only there as pickles, which can run code when they are opened."""
+    if any(directory.glob("*.safetensors")):
+        return
+    for pattern in PICKLES:
+        for found in directory.glob(pattern):
+            raise UserError(
+                f"{name} keeps its weights in {found.name}, a pickle, which can run code when "
+                f"opened; convert it to safetensors first."
+            )
+
+
+def refuse_other_weights(name: str, directory: Path, outline: nn.Module) -> None:
+    """Refuse files that do not hold the weights which config.json promises, as floats.
+
+    `outline` is the model that config.json describes, without its weights. transformers would
+    make up what is missing, in memory that was never planned for.
+    """
+    files = list(directory.glob("*.safetensors"))
+    held = sum(_count_weights(file) for file in files)
+    weights = dict(outline.named_parameters())
+    promised = sum(weight.numel() for weight in weights.values())
+    for file in files:
+        _refuse_other_numbers(name, file, weights)
+    if promised > MAX_MISSING + MAX_PROMISED_RATIO * held:
+        raise UserError(
+            f"{name} has {promised:,} weights by its config.json, but its files hold {held:,}; it "
+            f"is incomplete, or its config.json belongs to another model."
+        )
+
+
+def refuse_remote_code(name: str, error: Exception) -> None:
+    """Refuse a directory that transformers would load only with code that came with it."""
+    if "trust_remote_code" in str(error):
+        raise UserError(
+            f"{name} comes with Python code of its own, which tether never runs; choose a model "
+            f"whose architecture is part of transformers."
+        ) from None
+
+
+@contextmanager
+def explain_load_errors(name: str, kind: str) -> Iterator[None]:
+    """Turn what transformers raises over a model into one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # over a config.json of any content transformers may raise anything
+        refuse_remote_code(name, error)
+        raise UserError(f"{name} does not load as {kind}: {one_line(error)}") from None
+
+
+def _refuse_other_numbers(name: str, file: Path, weights: Iterable[str]) -> None:
+    """Refuse weights stored as integers or in 8 bits: they need a scale that is not applied here.
+
+    Buffers may be of any type. A trunk's names may lack their prefix, or have one too many.
+    """
+    with safe_open(file, "pt") as opened:
+        kinds = {tensor: opened.get_slice(tensor).get_dtype() for tensor in opened.keys()}  # noqa: SIM118
+    for tensor, kind in kinds.items():
+        if kind not in FLOATS and any(_same_weight(tensor, weight) for weight in weights):
+            raise UserError(
+                f"{name} stores {tensor} as {kind} in {file.name}, not as a float; convert its "
+                f"weights to float32, float16 or bfloat16 first."
+            )
+
+
+def _same_weight(a: str, b: str) -> bool:
+    return f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}")
+
+
+def _count_weights(file: Path) -> int:
+    with safe_open(file, "pt") as opened:
+        names = opened.keys()
+        return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
+
+
 def _hub_kernels(config: Any) -> Iterator[str]:
-    """Implementations named like hub repositories, also in a config's parts."""
+    """Yield implementations named like hub repositories, also in a config's parts."""
     if not isinstance(config, dict):
         return
     for key, value in config.items():
@@ -61,8 +151,10 @@ def _hub_kernels(config: Any) -> Iterator[str]:
 
 
 def _odd_sizes(config: Any) -> Iterator[tuple[str, Any, tuple[int, int]]]:
-    """Sizes that are not whole numbers within their limits, also in a config's parts. Null is the
-    family's own default, and a list has a number for each layer."""
+    """Yield sizes that are not whole numbers within their limits, also in a config's parts.
+
+    Null is the family's own default, and a list has a number for each layer.
+    """
     if not isinstance(config, dict):
         return
     for key, value in config.items():
@@ -86,7 +178,7 @@ def _shards(index: Any) -> set[str]:
 
 
 def _read(path: Path) -> Any:
-    """None if it is missing or no JSON: then loading itself says what is wrong."""
+    """Read JSON; None if it is missing or broken, which loading itself explains."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -9,7 +9,8 @@ import torch
 
 from tether.config import Config, DataFile
 from tether.data.prompts import OnProgress, PromptSet, load_prompts
-from tether.models.loading import find_model, has_tokenizer, has_weights, load_vocabulary
+from tether.models.locate import find_model, has_tokenizer, has_weights
+from tether.models.vocabulary import load_vocabulary
 from tether.planning.machine import free_bytes, this_machine
 from tether.planning.plan import Plan, check_layers_divide, make_plan
 from tether.planning.workload import Networks, outline_networks

@@ -11,7 +11,7 @@ from tether.config import Config
 from tether.data.batching import join
 from tether.data.prompts import PromptSet, load_prompts
 from tether.errors import UserError
-from tether.models.loading import Vocabulary, load_vocabulary_without_model
+from tether.models.vocabulary import Vocabulary, load_vocabulary_without_model
 from tether.ppo.result import call_events, calls_made, refuse_failing_tools
 from tether.ppo.roles import Roles, build_scorer, pick_device
 from tether.ppo.scoring import ScoringContext, response_texts, score_record, score_responses

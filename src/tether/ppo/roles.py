@@ -18,13 +18,8 @@ from tether.dist.world import local_device
 from tether.errors import UserError
 from tether.models.critic import Critic, NoCritic, ValueFunction
 from tether.models.forward import recompute_in_backward, trunk
-from tether.models.loading import (
-    Vocabulary,
-    find_model,
-    load_causal_lm,
-    load_trunk,
-    load_vocabulary,
-)
+from tether.models.loading import load_causal_lm, load_trunk
+from tether.models.locate import find_model
 from tether.models.lora import add_adapter
 from tether.models.policy import (
     AdapterOffReference,
@@ -34,6 +29,7 @@ from tether.models.policy import (
     Reference,
 )
 from tether.models.reward_model import load_head_weight, load_reward_model
+from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
 from tether.rewards.functions import Reward

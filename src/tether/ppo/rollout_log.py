@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from tether.config import Config
-from tether.models.loading import Vocabulary
+from tether.models.vocabulary import Vocabulary
 from tether.ppo.result import Outcome
 from tether.ppo.scoring import row_turns, score_record
 from tether.run.writer import shortest_floats

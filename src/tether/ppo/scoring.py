@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tether.config import Config
 from tether.errors import RunStopped, UserError
-from tether.models.loading import Vocabulary
+from tether.models.vocabulary import Vocabulary
 from tether.ppo.roles import Roles
 from tether.rewards.scorers import Scorer, Verdict
 from tether.rollout.sampler import Greedy

@@ -17,7 +17,7 @@ import httpx
 
 from tether.config import refuse_userinfo
 from tether.errors import UserError
-from tether.models.loading import Vocabulary
+from tether.models.vocabulary import Vocabulary
 from tether.rollout.engine import Completion, GenerationRequest
 from tether.rollout.tools.search_client import bearer
 

@@ -31,8 +31,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tether.config import Config
 from tether.dist.world import world
 from tether.errors import RunStopped, UserError, one_line
-from tether.models.loading import Vocabulary
 from tether.models.lora import adapter_merged
+from tether.models.vocabulary import Vocabulary
 from tether.rewards.child import die_with_parent
 from tether.rewards.functions import describe
 from tether.rollout.engine import Completion, GenerationRequest

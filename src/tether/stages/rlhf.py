@@ -18,7 +18,8 @@ from tether.config.stages import PipelineConfig, RewardModelConfig, SFTConfig
 from tether.data.files import read_rows
 from tether.data.messages import render_prompt
 from tether.errors import RunStopped
-from tether.models.loading import load_causal_lm, load_vocabulary
+from tether.models.loading import load_causal_lm
+from tether.models.vocabulary import load_vocabulary
 from tether.ppo.evaluate import Evaluation, wilson
 from tether.ppo.roles import pick_device
 from tether.rollout.local import LocalSampler

@@ -18,8 +18,9 @@ from tether.algo.masked import cell_weights, weighted_sum
 from tether.config.stages import SFTConfig
 from tether.data.batching import join_pairs, microbatches, pad_right
 from tether.data.dialogues import Conversation, encode_prompt_and_response, load_conversations
-from tether.models.loading import Vocabulary, load_causal_lm, load_vocabulary
+from tether.models.loading import load_causal_lm
 from tether.models.policy import Policy
+from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.ppo.optimizer import Optimizer
 from tether.stages.loop import BETAS, Record, row_slices, warm_cosine
 from tether.types import Sequences

@@ -32,14 +32,10 @@ from tether.dist.collectives import any_process, gather_results, on_first_proces
 from tether.dist.dtensor import local_shard
 from tether.dist.world import world
 from tether.errors import RunStopped, UserError
-from tether.models.loading import (
-    DTYPES,
-    Vocabulary,
-    find_model,
-    load_causal_lm,
-    load_vocabulary,
-)
+from tether.models.loading import DTYPES, load_causal_lm
+from tether.models.locate import find_model
 from tether.models.lora import add_adapter, merge_adapter
+from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import (
     load_trainable_parameters,
     load_weights,

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tether import __version__
 from tether.config import Config
 from tether.errors import UserError
-from tether.models.loading import Vocabulary
+from tether.models.vocabulary import Vocabulary
 from tether.ppo.evaluate import Estimate, Evaluation, read_evaluations
 from tether.ppo.roles import pick_device
 from tether.run.checkpoint_store import follow_umask, latest_checkpoint

@@ -27,7 +27,7 @@ import transformers
 from tether import assets
 from tether.config import Config, OwnTool, SearchTool
 from tether.errors import RunStopped, UserError, one_line
-from tether.models.loading import find_model
+from tether.models.locate import find_model
 from tether.rewards.parts import learned_model, parts_of
 from tether.run.checkpoint_store import sync
 from tether.run.directory import FINGERPRINT, SCHEMA

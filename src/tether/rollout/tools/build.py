@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tether.config import CalculatorTool, OwnTool, RolloutSection, SearchTool
 from tether.errors import UserError
-from tether.models.loading import Vocabulary
+from tether.models.vocabulary import Vocabulary
 from tether.rewards.functions import load_own
 from tether.rollout.sampler import Episodes, single_turns
 from tether.rollout.tools.calculator import calculate
