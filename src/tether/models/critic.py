@@ -1,7 +1,7 @@
 """The critic: a trunk with one linear value head."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,6 +13,7 @@ from tether.models.weights import load_trainable_parameters, trainable_parameter
 from tether.types import Sequences
 
 
+@runtime_checkable
 class ValueFunction(Protocol):
     """The role of the critic: estimates V(state before token t)."""
 

@@ -1,12 +1,13 @@
-"""The sampler's key-value cache: allocated once, rows side by side, nothing concatenated.
+"""The sampler's key-value cache: allocated once, one slot per row, nothing concatenated.
 
-Live rows stand in slots 0, 1, …; the tokens of each begin at column 0, and `lengths` says how far
-they go. So a step reads a view of the first slots and columns, and a row that leaves costs one
-move: the last live row takes its slot.
+Live rows occupy slots 0, 1, …; the tokens of each begin at column 0, and `lengths` says where they
+end. So a decoding step attends to a view of the first slots and columns, and a row that ends costs
+one copy: the last live row moves into its slot.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,19 +15,19 @@ from torch import Tensor
 from transformers import Cache
 
 Keys = Float[Tensor, "rows heads tokens width"]
+Store = Float[Tensor, "layers slots heads columns width"]
 
 
 @dataclass(frozen=True)
 class CacheWrite:
-    """Which tokens the network is reading, and where their keys and values belong."""
+    """Where the keys and values of the forward pass under way belong."""
 
-    sources: Int[Tensor, " slots"]  # for each slot written, its row of the batch being read
+    sources: Int[Tensor, " slots"]  # for each slot written, its row of the batch
     slots: Int[Tensor, " slots"]
     columns: Int[Tensor, "slots tokens"]
-    attended: (
-        tuple[slice | Int[Tensor, " rows"], int] | None
-    )  # slots and columns attended to; None =
-    # the tokens are the first of their rows and attend to each other alone
+    # Slots and number of columns attended to. None: the tokens are the first of their rows and
+    # attend to each other alone.
+    attended: tuple[slice | Int[Tensor, " rows"], int] | None
 
 
 class SlotCache(Cache):
@@ -38,13 +39,12 @@ class SlotCache(Cache):
         self.spare = capacity
         self.device = device
         self.lengths = [0] * slots
-        self.keys: Float[Tensor, "layers slots heads columns width"] | None = None
-        self.values: Float[Tensor, "layers slots heads columns width"] | None = None
+        self.stores: tuple[Store, Store] | None = None  # keys and values, from the first write on
 
     def start_rows(
         self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int
     ) -> None:
-        """The next forward reads the first tokens of new rows; batch row i is for all slots[i]."""
+        """Prepare for the first tokens of new rows; batch row i is written to all of slots[i]."""
         sources = [i for i, copies in enumerate(slots) for _ in copies]
         places = [slot for copies in slots for slot in copies]
         for source, slot in zip(sources, places, strict=True):
@@ -59,9 +59,9 @@ class SlotCache(Cache):
     def extend_rows(
         self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int
     ) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows 1 tokens columns"]]:
-        """The next forward reads `lengths[i]` more tokens into slots[i], which are all alike.
+        """Prepare for `lengths[i]` more tokens in each of slots[i], which hold the same tokens.
 
-        The position of each token, and what it may attend to.
+        Return the position of each token, and what it may attend to.
         """
         first = [copies[0] for copies in slots]
         start = self._tensor([self.lengths[slot] for slot in first])[:, None]
@@ -84,29 +84,31 @@ class SlotCache(Cache):
         return columns.clamp(max=self.spare - 1), allowed[:, None]
 
     def compact(self, slots: Sequence[int]) -> list[int]:
-        """Close the gaps that the other rows leave; which old slot each new one holds."""
+        """Keep these slots and close the gaps; return which old slot each new one holds."""
         order = list(range(len(slots)))
         gaps = sorted(set(order) - set(slots))
         movers = [slot for slot in slots if slot >= len(slots)]
         for gap, mover in zip(gaps, movers, strict=True):
             order[gap] = mover
             self.lengths[gap] = self.lengths[mover]
-        if movers and self.keys is not None:
+        if movers and self.stores is not None:
             width = max(self.lengths[gap] for gap in gaps)
             to, of = self._tensor(gaps), self._tensor(movers)
-            for store in (self.keys, self.values):
+            for store in self.stores:
                 store[:, to, :, :width] = store[:, of, :, :width]
         return order
 
-    # What a network of transformers asks of its cache.
+    # The interface of transformers' Cache.
 
     def update(
-        self, keys: Keys, values: Keys, layer: int, *unused: object, **ignored: object
+        self, key_states: Keys, value_states: Keys, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self.keys is None:
-            self.keys, self.values = self._allocate(keys), self._allocate(values)
+        """Write a layer's new keys and values; return all that the new tokens attend to."""
+        if self.stores is None:
+            self.stores = self._allocate(key_states), self._allocate(value_states)
         write, found = self.write, []
-        for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
+        for whole, new in zip(self.stores, (key_states, value_states), strict=True):
+            store = whole[layer_idx]
             cells = new.transpose(1, 2)[write.sources]
             store.transpose(1, 2)[write.slots[:, None], write.columns] = cells
             if write.attended is not None:
@@ -115,16 +117,19 @@ class SlotCache(Cache):
             found.append(new)
         return found[0], found[1]
 
-    def get_seq_length(self, layer: int = 0) -> int:
-        return 0  # asked only when a row's first tokens are read
-
-    def get_query_offset(self, layer: int = 0) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: transformers asks only before a row's first tokens."""
         return 0
 
-    def get_mask_sizes(self, query_length: int, layer: int = 0) -> tuple[int, int]:
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Return 0: transformers asks only before a row's first tokens."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Return the length and offset of a mask over a row's first tokens."""
         return query_length, 0
 
-    def _allocate(self, new: Keys) -> Float[Tensor, "layers slots heads columns width"]:
+    def _allocate(self, new: Keys) -> Store:
         layers, slots, columns = self.shape
         # Zeros, as a cell never written is masked by adding -inf, and NaN + -inf is NaN.
         return new.new_zeros(layers, slots, new.shape[1], columns, new.shape[3])

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -93,6 +93,7 @@ class Policy:
         return log_probs
 
 
+@runtime_checkable
 class Reference(Protocol):
     """The role of the reference: the policy that the KL is measured against."""
 

@@ -1,8 +1,8 @@
-"""Functions over hidden states: log-probs, entropies, full-vocabulary KL.
+"""Output heads over hidden states: log-probs, entropies, full-vocabulary KL.
 
-Logits are made piece by piece; probabilities wait for the backward pass where they are few enough,
-and are made again where they are not: a tensor of rows x length x vocabulary is never stored. Only
-cells that the mask asks for are computed.
+Logits are computed in chunks. Probabilities are cached for the backward pass where they are few
+enough, and recomputed where they are not: a tensor of rows x length x vocabulary is never stored.
+Only cells that the mask selects are computed.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from tether.algo.kl import full_kl
 from tether.models.cpu_matmul import matmul_transposed
 
-CHUNK_LOGITS = 2**25  # probabilities that wait for the backward pass: 128 MiB in float32
+CHUNK_LOGITS = 2**25  # probabilities cached for the backward pass: 128 MiB in float32
 
-PIECE_LOGITS = 2**23  # logits of one product: 32 MiB, which the allocator has at hand
+PIECE_LOGITS = 2**23  # logits of one product: 32 MiB, which the allocator reuses
 
 LOWEST_LOG_PROB = -1e4  # exp() of it is 0 in every float type
 
@@ -31,7 +31,7 @@ Head = nn.Linear  # transformers' output embeddings
 def tempered_logits(
     head: Callable[[Tensor], Tensor], states: Float[Tensor, "cells width"], temperature: float
 ) -> Float[Tensor, "cells vocabulary"]:
-    """Logits over the temperature, in float32 at least; made only here."""
+    """Return logits divided by the temperature, in float32 at least."""
     logits = head(states)
     logits = logits.to(_float_type(logits))
     return logits if temperature == 1 else logits / temperature
@@ -44,7 +44,7 @@ def token_log_probs_and_entropies(
     mask: Bool[Tensor, "rows response"],
     temperature: float,
 ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"]]:
-    """log pi(id) and the exact entropy -sum p log p of each True cell; 0 elsewhere."""
+    """Return log pi(id) and the exact entropy -sum p log p of each True cell; 0 elsewhere."""
     chunks = list(
         zip(
             states[mask].split(max_cached_cells(head)),
@@ -52,21 +52,21 @@ def token_log_probs_and_entropies(
             strict=True,
         )
     )
-    keep = len(chunks) == 1
+    cached = len(chunks) == 1
     parts = [
-        FusedLogProbs.apply(states, head.weight, head.bias, ids, temperature, keep)
+        FusedLogProbs.apply(states, head.weight, head.bias, ids, temperature, cached)
         for states, ids in chunks
     ]
     log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
-    return _in_place(log_probs, mask), _in_place(entropies, mask)
+    return _scatter(log_probs, mask), _scatter(entropies, mask)
 
 
 class FusedLogProbs(torch.autograd.Function):
     """log p(id) and the entropy of some cells, with the softmax's derivative in closed form.
 
-    Autograd would keep half a dozen tensors of cells x vocabulary. Here there are the
-    probabilities alone, which the backward pass turns in place into the logits' gradient. With
-    `keep` they wait for it in memory; without it they are made a second time.
+    Autograd would store half a dozen tensors of cells x vocabulary. This stores the probabilities
+    alone, and the backward pass overwrites them with the logits' gradient. With `cached` they are
+    kept in memory until then; without it they are computed a second time.
     """
 
     @staticmethod
@@ -77,10 +77,11 @@ class FusedLogProbs(torch.autograd.Function):
         bias: Float[Tensor, " vocabulary"] | None,
         ids: Int[Tensor, " cells"],
         temperature: float,
-        keep: bool,
+        cached: bool,
     ) -> tuple[Float[Tensor, " cells"], Float[Tensor, " cells"]]:
-        ctx.kept = keep and any(ctx.needs_input_grad)
-        ctx.probs = borrow(len(ids), len(weight), states) if ctx.kept else None
+        """Return log-probs of the ids, and entropies."""
+        ctx.cached = cached and any(ctx.needs_input_grad)
+        ctx.probs = BUFFER.take(len(ids), len(weight), states) if ctx.cached else None
         log_probs, entropies = _softmax(states, weight, bias, ids, temperature, ctx.probs)
         ctx.temperature = temperature
         ctx.save_for_backward(states, weight, bias, ids, entropies)
@@ -89,15 +90,15 @@ class FusedLogProbs(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, by_log_prob: Tensor | None, by_entropy: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
+        """Return the gradients of states, weight and bias."""
+        by_log_prob, by_entropy = grad_outputs
         states, weight, bias, ids, entropies = ctx.saved_tensors
         probs, ctx.probs = ctx.probs, None
         if probs is None:
-            if ctx.kept:
+            if ctx.cached:
                 raise RuntimeError("the probabilities are used up: backward ran before")
-            probs = borrow(len(ids), len(weight), states)
+            probs = BUFFER.take(len(ids), len(weight), states)
             _softmax(states, weight, bias, ids, ctx.temperature, probs)
         if by_log_prob is None:
             by_log_prob = torch.zeros_like(entropies)
@@ -111,7 +112,7 @@ class FusedLogProbs(torch.autograd.Function):
             matmul_transposed(states.T, gradient.T).T.contiguous() if needs_weight else None,
             gradient.sum(dim=0) if needs_bias else None,
         )
-        give_back(probs)
+        BUFFER.put_back(probs)
         return *found, *(None,) * 3
 
 
@@ -123,9 +124,9 @@ def _softmax(
     temperature: float,
     probs: Float[Tensor, "cells vocabulary"] | None,
 ) -> tuple[Float[Tensor, " cells"], Float[Tensor, " cells"]]:
-    """Log-probs of the ids and entropies; every token's probability goes into `probs`, if given.
+    """Return log-probs of the ids and entropies; write all probabilities into `probs`, if given.
 
-    After the matrix product, block by block: a block stays in the processor's cache.
+    What follows the matrix product goes block by block: a block stays in the processor's cache.
     """
     float_type = _float_type(states)
     log_probs, entropies = states.new_empty(2, len(ids), dtype=float_type)
@@ -156,7 +157,7 @@ def _logit_gradient(
     by_log_prob: Float[Tensor, " cells"],
     by_entropy: Float[Tensor, " cells"] | None,
 ) -> Float[Tensor, "cells vocabulary"]:
-    """by_log_prob x (1[id] - p) - by_entropy x p (log p + entropy), written over the probs."""
+    """Overwrite probs with by_log_prob x (1[id] - p) - by_entropy x p (log p + entropy)."""
     if by_entropy is None:
         probs *= -by_log_prob[:, None]
     else:
@@ -176,7 +177,7 @@ def token_full_kl(
     mask: Bool[Tensor, "rows response"],
     temperature: float,
 ) -> Float[Tensor, "rows response"]:
-    """KL(p || q) over the whole vocabulary at each True cell; 0 elsewhere."""
+    """Return KL(p || q) over the whole vocabulary at each True cell; 0 elsewhere."""
 
     def of_cells(p_states: Tensor, q_states: Tensor) -> Tensor:
         log_p, log_q = (
@@ -192,44 +193,55 @@ def token_full_kl(
         checkpoint(of_cells, *chunk, use_reentrant=False) if recompute else of_cells(*chunk)
         for chunk in chunks
     ]
-    return _in_place(torch.cat(parts), mask)
+    return _scatter(torch.cat(parts), mask)
 
 
 def max_cached_cells(head: Head) -> int:
-    """How many cells' probabilities can wait for the backward pass."""
+    """Return how many cells' probabilities are cached for the backward pass, at most."""
     return max(1, CHUNK_LOGITS // head.out_features)
 
 
-def borrow(
-    cells: int, vocabulary: int, states: Float[Tensor, "cells width"]
-) -> Float[Tensor, "cells vocabulary"]:
-    """Room for probabilities. On a CPU it is kept for the next time: the system would clear each
-    page of a new one, which takes longer than the arithmetic."""
-    size, float_type = cells * vocabulary, _float_type(states)
-    for i, room in enumerate(_at_hand):
-        fits = room.dtype == float_type and room.device == states.device
-        if fits and len(room) >= size:
-            return _at_hand.pop(i)[:size].view(cells, vocabulary)
-    return torch.empty(cells, vocabulary, dtype=float_type, device=states.device)
+class ProbabilityBuffer:
+    """A scratch buffer for probabilities. On a CPU the largest is reused.
+
+    The system clears every page of fresh memory, which takes longer than the arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self.free: Float[Tensor, " numbers"] | None = None
+
+    def take(
+        self, cells: int, vocabulary: int, states: Float[Tensor, "cells width"]
+    ) -> Float[Tensor, "cells vocabulary"]:
+        """Return an uninitialised tensor in the float type of probabilities over these states."""
+        size, float_type, free = cells * vocabulary, _float_type(states), self.free
+        fits = free is not None and free.dtype == float_type and free.device == states.device
+        if free is not None and fits and len(free) >= size:
+            self.free = None
+            return free[:size].view(cells, vocabulary)
+        return torch.empty(cells, vocabulary, dtype=float_type, device=states.device)
+
+    def put_back(self, probs: Float[Tensor, "cells vocabulary"]) -> None:
+        """Keep the tensor for the next `take` if it is larger than the one at hand.
+
+        A graph that is dropped without a backward pass puts nothing back.
+        """
+        if probs.device.type != "cpu":
+            return
+        whole = (probs if probs._base is None else probs._base).view(-1)
+        if self.free is None or len(whole) >= len(self.free):
+            self.free = whole
 
 
-def give_back(probs: Float[Tensor, "cells vocabulary"]) -> None:
-    """One room is kept, the larger of two; whoever drops a graph without a backward pass gives
-    nothing back."""
-    if probs.device.type == "cpu":
-        whole = probs if probs._base is None else probs._base
-        _at_hand[:] = [max([whole.view(-1), *_at_hand], key=len)]
-
-
-_at_hand: list[Float[Tensor, " numbers"]] = []
+BUFFER = ProbabilityBuffer()
 
 
 def _float_type(states: Tensor) -> torch.dtype:
     return torch.promote_types(states.dtype, torch.float32)
 
 
-def _in_place(
+def _scatter(
     cells: Float[Tensor, " cells"], mask: Bool[Tensor, "rows response"]
 ) -> Float[Tensor, "rows response"]:
-    """Numbers of the True cells where they belong, 0 elsewhere."""
+    """Put the numbers of the True cells in their places, 0 elsewhere."""
     return cells.new_zeros(mask.shape).masked_scatter(mask, cells)

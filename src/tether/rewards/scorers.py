@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tether.data.batching import own_rows
 from tether.dist.collectives import gather_results
@@ -42,6 +42,7 @@ class Scale:
         return (raw - self.mean) / self.std
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """The role of the reward. The defaults are those of a function: no model, no state."""
 
