@@ -48,7 +48,9 @@ def test_a_cache_of_few_tokens_holds_no_more_than_that(tiny_model, monkeypatch):
     sampled(tiny_model, PROMPTS * 3, cache_tokens=4 * 15 + 7)
     (cache,) = made
     assert cache.stores[0].shape[1] == 4
-    assert cache.stores[0].shape[3] == 6 + 9 + 1  # longest prompt, longest response, the spare column
+    assert (
+        cache.stores[0].shape[3] == 6 + 9 + 1
+    )  # longest prompt, longest response, the spare column
 
 
 @pytest.mark.parametrize("family", FAMILIES)

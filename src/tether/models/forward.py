@@ -1,13 +1,14 @@
 """The only place where a network is called, and where positions are shifted by one.
 
-Training forwards read right-padded `Sequences` and need no attention mask. The sampler's forwards
-read prompts into a key-value cache and go on from it, whatever number of tokens comes next.
+Training forwards take right-padded `Sequences` and need no attention mask. The sampler's forwards
+write prompts into a key-value cache and continue from it, by any number of tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -32,19 +33,24 @@ class Network:
     called: nn.Module | None = None  # what a forward pass calls; None is the module itself
 
 
-def trunk(model: PreTrainedModel) -> nn.Module:
-    """The network below the language-model head."""
-    return model.base_model
+def trunk(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the network below the language-model head."""
+    return cast(PreTrainedModel, model.base_model)
+
+
+def output_head(model: PreTrainedModel) -> nn.Linear:
+    """Return the linear map from hidden states to logits."""
+    return cast(nn.Linear, model.get_output_embeddings())
 
 
 def states_before_tokens(
     trunk: nn.Module, sequences: Sequences
 ) -> Float[Tensor, "rows states width"]:
-    """Hidden states from which response tokens are predicted: states = response + 1.
+    """Return the hidden states that predict response tokens: states = response + 1.
 
-    State t has read everything before response token t, so the logits over it score that token
-    and the value over it is the value before it. State `response_lengths[row]` has read the
-    whole response. Later states repeat the last one; nobody reads them.
+    State t has seen everything before response token t, so its logits score that token and its
+    value is the value before that token. State `response_lengths[row]` has seen the whole
+    response. Later states repeat the last one and are not used.
     """
     hidden = all_states(trunk, sequences.ids)
     columns = torch.arange(sequences.width + 1, device=hidden.device)
@@ -55,25 +61,25 @@ def states_before_tokens(
 def all_states(
     trunk: nn.Module, ids: Int[Tensor, "rows length"]
 ) -> Float[Tensor, "rows length width"]:
-    """The state after each token of right-padded rows."""
+    """Return the state after each token of right-padded rows."""
     with _recomputing(trunk):
         return trunk(input_ids=ids, use_cache=False).last_hidden_state
 
 
 @torch.no_grad()
 def logits_come_from_head(model: PreTrainedModel) -> bool:
-    """Whether the model's logits are its output head over its states, and nothing more."""
+    """Tell whether the model's logits are its output head over its states, and nothing more."""
     ids = torch.tensor([[0, 1, 2]], device=model.device)
     states = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
     logits = model(input_ids=ids, use_cache=False).logits
-    return torch.allclose(model.get_output_embeddings()(states), logits, rtol=1e-3, atol=1e-3)
+    return torch.allclose(output_head(model)(states), logits, rtol=1e-3, atol=1e-3)
 
 
 def recompute_in_backward(model: PreTrainedModel) -> None:
-    """Let a forward with gradients keep one state per layer from now on, and no more."""
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    """Let forwards with gradients store one state per layer from now on, and recompute the rest."""
+    cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
     for layer in _layers(model):
-        layer._gradient_checkpointing_func = _checkpointed
+        cast(Any, layer)._gradient_checkpointing_func = _checkpointed
 
 
 def _layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
@@ -81,9 +87,11 @@ def _layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
 
 
 def _checkpointed(function: partial, *states: object) -> object:
-    """Run a layer as transformers asks, but not in training mode: OPT and Falcon ask the layer
-    itself whether there is dropout."""
-    layer = function.func.__self__
+    """Run a layer as transformers does, but not in training mode.
+
+    OPT and Falcon apply dropout by the mode of the layer itself.
+    """
+    layer = cast(Any, function.func).__self__
 
     def run(*states: object) -> object:
         told, layer.training = layer.training, False
@@ -97,9 +105,12 @@ def _checkpointed(function: partial, *states: object) -> object:
 
 @contextmanager
 def _recomputing(trunk: nn.Module) -> Iterator[None]:
-    """transformers recomputes layers in training mode only. Ours is never in it, for the dropout,
-    so the layers are told that they are, without what is in them, only where gradients are, and
-    only until they run (`_checkpointed`)."""
+    """Let layers recompute, without dropout.
+
+    transformers recomputes in training mode only, which would turn dropout on. So the layers, but
+    not the modules in them, are set to training mode where gradients are enabled, until they run
+    (see `_checkpointed`).
+    """
     layers = _layers(trunk)
     wanted = torch.is_grad_enabled()
     for layer in layers:
@@ -119,8 +130,10 @@ def prefill(
     lengths: Sequence[int],
     slots: Sequence[Sequence[int]],
 ) -> Float[Tensor, "prompts width"]:
-    """Read right-padded prompts into the cache, each once, whichever number of slots it is for;
-    the state after the last token of each."""
+    """Write right-padded prompts into the cache, each computed once and copied to its slots.
+
+    Return the state after the last token of each.
+    """
     cache.start_rows(slots, lengths, ids.shape[1])
     hidden = trunk(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
     return _last(hidden, lengths)
@@ -128,13 +141,13 @@ def prefill(
 
 @torch.no_grad()
 def decode_step(
-    trunk: nn.Module,
+    trunk: PreTrainedModel,
     cache: SlotCache,
     ids: Int[Tensor, "rows length"],
     lengths: Sequence[int],
     slots: Sequence[Sequence[int]],
 ) -> Float[Tensor, "rows width"]:
-    """Read more tokens of rows that the cache holds; the state after the last of each."""
+    """Add tokens to rows that are in the cache; return the state after the last of each."""
     positions, allowed = cache.extend_rows(slots, lengths, ids.shape[1])
     float_type = next(trunk.parameters()).dtype
     mask = torch.zeros(allowed.shape, dtype=float_type, device=ids.device)
@@ -157,8 +170,8 @@ def _last(
 
 
 @contextmanager
-def grouped_attention(trunk: nn.Module) -> Iterator[None]:
-    """Inside, one new token a row attends without a copy of the keys for each query head."""
+def grouped_attention(trunk: PreTrainedModel) -> Iterator[None]:
+    """Let a single new token per row attend without copying the keys for each query head."""
     config = trunk.config
     usual = config._attn_implementation
     if usual == "sdpa":
@@ -179,8 +192,10 @@ def _grouped_attention(
     sliding_window: int | None = None,
     **ignored: object,
 ) -> tuple[Float[Tensor, "rows length heads width"], None]:
-    """The query heads that share a key head stand in for the length, if that is 1: they attend to
-    the same keys under the same mask."""
+    """Attend with the query heads of a group as if they were tokens, where the length is 1.
+
+    They attend to the same keys under the same mask.
+    """
     rows, heads, length, width = query.shape
     groups = key.shape[1]
     if sliding_window is not None and key.shape[2] > sliding_window:
@@ -199,7 +214,7 @@ def _grouped_attention(
 def _within(
     window: int, mask: Float[Tensor, "rows 1 length columns"]
 ) -> Float[Tensor, "rows 1 length columns"]:
-    """Of what a token may attend to, the last `window` columns alone."""
+    """Restrict a mask to the last `window` columns that each token may attend to."""
     last = (mask == 0).sum(dim=-1, keepdim=True) - 1
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return mask.masked_fill(columns <= last - window, -torch.inf)
@@ -216,13 +231,16 @@ MicrobatchFunction = Callable[[Sequences, Int[Tensor, " some"]], tuple[Tensor, .
 def map_microbatches(
     sequences: Sequences, width: int, max_tokens: int, read: MicrobatchFunction
 ) -> tuple[Tensor, ...]:
-    """What `read` finds of each microbatch and its row numbers, a number a row or a number a
-    response token, in the order of all rows and `width` columns."""
-    whole: tuple[Tensor, ...] | None = None
+    """Apply `read` to microbatches without gradients; return its results for all rows, in order.
+
+    `read` takes a microbatch and its row numbers, and returns tensors of shape (rows,) or (rows,
+    response); the latter are padded with 0 to `width` columns. Each process computes its own rows.
+    """
+    whole: tuple[Tensor, ...] = ()
     try:
         for part in own_microbatches(sequences, max_tokens):
             found = read(sequences.select(part.rows), part.rows)
-            if whole is None:
+            if not whole:
                 whole = tuple(_blank(len(sequences.ids), width, piece) for piece in found)
             if part.idle:
                 continue
@@ -231,9 +249,8 @@ def map_microbatches(
                 all_rows[place] = piece
     finally:
         release_gathered()
-    return tuple(
-        all_reduce_sum(all_rows) for all_rows in whole
-    )  # whoever has not read a row adds 0
+    # A process that has not computed a row adds 0.
+    return tuple(all_reduce_sum(all_rows) for all_rows in whole)
 
 
 def _blank(rows: int, width: int, piece: Tensor) -> Tensor:

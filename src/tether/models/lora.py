@@ -1,12 +1,13 @@
-"""LoRA by peft: a pair of thin matrices, B A, beside each frozen linear layer of a trunk.
+"""LoRA (Hu et al., arXiv 2106.09685) by peft: low-rank matrices B A beside frozen linear layers.
 
-The layers are replaced in place, so the model stays what it was to everyone else: the same class,
-trunk and head. B starts at zero, so a fresh adapter changes no bit of the model's output.
+The layers of the trunk are replaced in place, so the model has the same class, trunk and head as
+before. B starts at zero, so a fresh adapter does not change a bit of the model's output.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -20,28 +21,30 @@ from tether.errors import UserError
 from tether.models.forward import trunk
 from tether.support.memory import allocated_bytes
 
-NAME = "default"  # peft's own; there is one adapter a model
+NAME = "default"  # peft's own; there is one adapter per model
 
 
 def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int, role: str) -> None:
-    """Freeze the model and put an adapter on its trunk: nothing else of it learns from now on.
+    """Freeze the model and put an adapter on its trunk, which alone learns from now on.
 
-    The head is left alone: where it is tied to the embedding, merging would change both.
+    The head gets none: where it is tied to the embedding, merging would change both.
     """
     insert_adapter(model, lora, role)
     for number, layer in enumerate(_layers(model)):
-        _begin(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
+        _initialise(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
 
 
 def insert_adapter(model: PreTrainedModel, lora: LoraSection, role: str) -> None:
-    """An adapter with nothing in it yet, in float32 at least, as steps of a usual learning rate
-    are lost in bfloat16."""
-    from peft import LoraConfig, inject_adapter_in_model  # seconds, for those who use it
+    """Put an uninitialised adapter on the trunk.
+
+    It is float32 at least: in bfloat16, steps of a usual learning rate would be lost.
+    """
+    from peft import LoraConfig, inject_adapter_in_model  # takes seconds to import
 
     network = trunk(model)
     settings = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=cast(int, lora.alpha),  # peft divides by the rank, so a float works as well
         target_modules=_targets(network, lora.targets, role),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in network.modules()),
     )
@@ -55,7 +58,7 @@ def insert_adapter(model: PreTrainedModel, lora: LoraSection, role: str) -> None
 
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model is its base, bit for bit."""
+    """Turn the adapter off meanwhile: the model is its base, bit for bit."""
     layers = list(_layers(model))
     for layer in layers:
         layer.enable_adapters(False)
@@ -68,9 +71,9 @@ def adapter_off(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def adapter_merged(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model reads as one without adapter whose weights already have B A in them.
+    """Merge the adapter into the weights meanwhile, so that a forward pass has no extra products.
 
-    The base weights are set aside and come back as they were: nothing is added and subtracted.
+    The base weights are set aside and restored: nothing is added and subtracted again.
     """
     layers = list(_layers(model))
     bases = [layer.get_base_layer().weight for layer in layers]
@@ -87,14 +90,14 @@ def adapter_merged(model: PreTrainedModel) -> Iterator[None]:
 
 
 def merged_bytes(model: PreTrainedModel, device: str) -> int:
-    """What `adapter_merged` takes beside the weights that it sets aside on a kind of device."""
+    """Return the memory of `adapter_merged` beside the weights set aside, by kind of device."""
     return sum(
         allocated_bytes(layer.get_base_layer().weight.nbytes, device) for layer in _layers(model)
     )
 
 
 def merge_adapter(model: PreTrainedModel) -> None:
-    """Add B A to the weights beside it and take the adapter out: a plain model is left."""
+    """Add B A to the base weights and remove the adapter, which leaves a plain model."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if _is_adapted(child):
@@ -102,16 +105,16 @@ def merge_adapter(model: PreTrainedModel) -> None:
                 setattr(parent, name, child.get_base_layer())
 
 
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
+def _layers(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if _is_adapted(module))
 
 
-def _is_adapted(module: nn.Module) -> bool:
+def _is_adapted(module: nn.Module) -> TypeGuard[Any]:
     return hasattr(module, "lora_A")
 
 
 def _targets(network: nn.Module, names: list[str] | None, role: str) -> list[str]:
-    """Full names of the linear layers that are meant by their last names."""
+    """Return the full names of the linear layers that are chosen by their last names."""
     linear = [name for name, module in network.named_modules() if _is_linear(module)]
     known = {name.rpartition(".")[2] for name in linear}
     for name in names or []:
@@ -129,8 +132,8 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _begin(a: nn.Parameter, b: nn.Parameter, seed: int, role: str, number: int) -> None:
-    """A uniform within ±1/sqrt(width), computed from the seed; B zero."""
+def _initialise(a: nn.Parameter, b: nn.Parameter, seed: int, role: str, number: int) -> None:
+    """Fill A with uniform numbers within ±1/sqrt(width), computed from the seed, and B with 0."""
     cells = uniform(seed, f"{role} adapter", number, np.arange(a.numel())).view_as(a)
     a.copy_((2 * cells - 1) / math.sqrt(a.shape[1]))
     b.zero_()

@@ -9,7 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tether.models.forward import Network, map_microbatches, states_before_tokens, trunk
+from tether.models.forward import (
+    Network,
+    map_microbatches,
+    output_head,
+    states_before_tokens,
+    trunk,
+)
 from tether.models.lora import adapter_off
 from tether.models.token_log_probs import (
     Head,
@@ -22,7 +28,7 @@ from tether.types import Sequences
 
 
 class Policy:
-    """Log-probs of response tokens under one model at one temperature.
+    """A causal language model that scores response tokens, at one temperature.
 
     Old, new and reference log-probs all come from `states` and `log_probs_and_entropies`: one
     path, no dropout.
@@ -34,22 +40,23 @@ class Policy:
         self.microbatch_tokens = microbatch_tokens
 
     def snapshot(self) -> "Policy":
-        """A copy that stays as the policy is now; weights that never move are shared with it."""
+        """Return a frozen copy of the policy as it is now; frozen weights are shared with it."""
         frozen = {id(w): w for w in self.model.parameters() if not w.requires_grad}
         model = copy.deepcopy(self.model, frozen).requires_grad_(False)
         return Policy(model, self.temperature, self.microbatch_tokens)
 
     @property
     def head(self) -> Head:
-        return self.model.get_output_embeddings()
+        """The linear map from hidden states to logits."""
+        return output_head(self.model)
 
     @property
     def max_cached_cells(self) -> int:
-        """Response tokens of a microbatch whose probabilities can wait for the backward pass."""
+        """Response tokens whose probabilities are cached for the backward pass, at most."""
         return max_cached_cells(self.head)
 
     def states(self, sequences: Sequences) -> Float[Tensor, "rows response width"]:
-        """The state before each response token, with gradients."""
+        """Return the state before each response token, with gradients."""
         return states_before_tokens(trunk(self.model), sequences)[:, :-1]
 
     def log_probs_and_entropies(
@@ -58,7 +65,7 @@ class Policy:
         sequences: Sequences,
         mask: Bool[Tensor, "rows response"],
     ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"]]:
-        """Log-probs and entropies of the True cells."""
+        """Return log-probs and entropies of the True cells, with gradients."""
         return token_log_probs_and_entropies(
             self.head,
             states,
@@ -75,13 +82,13 @@ class Policy:
         q_states: Float[Tensor, "rows response width"],
         mask: Bool[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
-        """KL(p || q) of two heads over their states, at this policy's temperature."""
+        """Return KL(p || q) of two heads over their states, at this policy's temperature."""
         return token_full_kl(p_head, p_states, q_head, q_states, mask, self.temperature)
 
     def log_probs(
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
     ) -> Float[Tensor, "rows response"]:
-        """Log-probs of the True cells, microbatch by microbatch, without gradients."""
+        """Return log-probs of the True cells, microbatch by microbatch, without gradients."""
 
         def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor]:
             log_probs, _ = self.log_probs_and_entropies(

@@ -1,4 +1,4 @@
-"""A sampler whose tokens come from an inference engine: it is asked for a turn of every row."""
+"""A sampler whose tokens come from an inference engine, one request per row and turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from tether.algo.random import uniform
 from tether.rollout.local import Row, collate
@@ -19,11 +19,11 @@ SEEDS = 2**53  # as many as a float64 in [0, 1) tells apart
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Go on after these ids."""
+    """A request to continue these ids."""
 
     ids: list[int]
     max_tokens: int
-    temperature: float  # 0 = the likeliest token, always
+    temperature: float  # 0 = always the likeliest token
     seed: int
     stop: tuple[str, ...] = ()  # texts that end a turn; nothing after them is needed
 
@@ -38,21 +38,22 @@ class Completion:
 
 @runtime_checkable
 class Engine(Protocol):
-    def load(self, weights: nn.Module | None) -> None:
-        """Take these weights; all that follows is sampled with them."""
+    """An inference engine, such as vLLM or an OpenAI-compatible server."""
+
+    def load(self, weights: PreTrainedModel) -> None:
+        """Sample with these weights from now on."""
         ...
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """One completion a request, in order: up to an EOS or `max_tokens`."""
+        """Return a completion per request, in order: up to an EOS or `max_tokens`."""
         ...
 
 
 class EngineSampler:
-    """Rounds of requests until every episode is over.
+    """Sends rounds of requests to an engine until every episode is over.
 
-    An engine knows nothing of turns: it is given all that a row has so far and writes up to EOS
-    or the limit, or to a text that may end a turn. What comes after the end of a turn is thrown
-    away, as if never sampled.
+    An engine knows nothing of turns: it gets all tokens of a row so far and continues up to EOS,
+    the limit, or a text that may end a turn. Tokens after the end of a turn are discarded.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class EngineSampler:
         self.temperature = temperature
         self.float_type, self.device = torch.float32, torch.device("cpu")
 
-    def sync(self, weights: nn.Module | None, version: int) -> None:
-        if weights is not None:
-            first = next(weights.parameters())
-            self.float_type = torch.promote_types(first.dtype, torch.float32)
-            self.device = first.device
+    def sync(self, weights: PreTrainedModel, version: int) -> None:
+        """Load the weights into the engine."""
+        first = next(weights.parameters())
+        self.float_type = torch.promote_types(first.dtype, torch.float32)
+        self.device = first.device
         self.engine.load(weights)
         self.version = version
 
@@ -82,7 +83,7 @@ class EngineSampler:
         choice: Draw | Greedy,
         numbers: Sequence[int] | None = None,
     ) -> Rollout:
-        """`numbers` are the rows' places in the whole batch, if these episodes are a part of it."""
+        """Run every episode to its end (see `Sampler.run`)."""
         numbers = range(len(episodes)) if numbers is None else numbers
         rows = [Row(n, episode) for n, episode in zip(numbers, episodes, strict=True)]
         live = rows
@@ -98,7 +99,7 @@ class EngineSampler:
         return collate(rows, self.float_type, self.device)
 
     def _requests(self, live: list[Row], choice: Draw | Greedy) -> list[GenerationRequest]:
-        """Each with a seed of its own, computed from where in the batch its first token stands."""
+        """Return a request per row, seeded by the place of its first token in the batch."""
         seeds, temperature = np.zeros(len(live), dtype=np.int64), 0.0
         if isinstance(choice, Draw):
             places = [np.array([row.number for row in live]), np.array([len(r.ids) for r in live])]
@@ -116,7 +117,7 @@ class EngineSampler:
         ]
 
     def _take(self, row: Row, completion: Completion) -> None:
-        """The tokens of a turn. An engine that stops without an EOS has run out of room."""
+        """Append the tokens of a turn; if the engine stopped without an EOS, room ran out."""
         for token, log_prob in zip(completion.ids, completion.log_probs, strict=True):
             row.add_sampled(token, log_prob, self.eos_ids, self.max_response_tokens)
             if row.turn_over or row.finish is not None:

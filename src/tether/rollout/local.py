@@ -1,4 +1,4 @@
-"""The sampler of this process: rows that end make room for rows that wait."""
+"""The sampler in this process: continuous batching, in which rows that end make room for others."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tether.data.batching import pad_left, pad_right
 from tether.models.cpu_matmul import packed_bytes, packed_weights
-from tether.models.forward import decode_step, prefill, trunk
+from tether.models.forward import decode_step, output_head, prefill, trunk
 from tether.models.kv_cache import SlotCache
 from tether.models.lora import adapter_merged, merged_bytes
 from tether.models.token_log_probs import tempered_logits
@@ -23,13 +23,13 @@ from tether.rollout.turns import answer_all
 from tether.support.memory import return_freed_memory
 from tether.types import FinishReason, Rollout
 
-PREFILL_TOKENS = 2048  # padded tokens of prompts that are read at once
-WORTH_READING = 8  # waiting rows are let in when one slot in so many is free
+PREFILL_TOKENS = 2048  # padded tokens of prompts per forward pass
+WORTH_PREFILLING = 8  # waiting rows are admitted when one slot in so many is free
 
 
 @dataclass
 class Row:
-    """One episode under way."""
+    """An episode under way and its tokens so far."""
 
     number: int
     episode: Episode
@@ -37,7 +37,7 @@ class Row:
     sampled: list[bool] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     token: int = 0  # sampled last
-    unread: list[int] = field(default_factory=list)  # what the environment said after it
+    unread: list[int] = field(default_factory=list)  # observed since, not in the cache yet
     turn_over: bool = False
     finish: FinishReason | None = None
 
@@ -54,7 +54,10 @@ class Row:
             self.finish = "length"
 
     def add_observation(self, answer: Observe | Done, limit: int) -> None:
-        """Append what the environment says after a turn, or end; what does not fit is cut."""
+        """Append an observation, cut to the limit, or end the row.
+
+        Its tokens are marked as not sampled, which leaves them out of the loss.
+        """
         self.turn_over = False
         match answer:
             case Done():
@@ -69,10 +72,10 @@ class Row:
 
 
 class LocalSampler:
-    """Continuous batching over a cache of fixed size.
+    """Continuous batching over a key-value cache of fixed size.
 
-    Which rows run together depends on token counts only, and each token on its own key, so a run
-    can be repeated bit for bit.
+    Which rows run together depends on token counts only, and each token's random number on its
+    own key, so a run can be repeated bit for bit.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class LocalSampler:
         self.cache_tokens = cache_tokens
 
     def sync(self, weights: PreTrainedModel, version: int) -> None:
-        # In this process the sampler reads the weights where they are: there is nothing to copy.
+        """Use the model itself from now on: nothing is copied."""
         self.model = weights
         self.version = version
 
@@ -99,6 +102,7 @@ class LocalSampler:
         choice: Draw | Greedy,
         numbers: Sequence[int] | None = None,
     ) -> Rollout:
+        """Run every episode to its end (see `Sampler.run`)."""
         numbers = range(len(episodes)) if numbers is None else numbers
         rows = [Row(*pair) for pair in zip(numbers, episodes, strict=True)]
         with adapter_merged(self.model), packed_weights(self.model):
@@ -111,28 +115,28 @@ class LocalSampler:
     def _decode(self, rows: list[Row], choice: Draw | Greedy) -> None:
         network = trunk(self.model)
         cache = self._make_cache(rows)
-        waiting = deque(_alike(rows, len(cache.lengths)))
+        waiting = deque(_groups(rows, len(cache.lengths)))
         live: list[Row] = []  # live[i] is in slot i
-        states: Float[Tensor, "live width"] | None = None
+        states = torch.empty(0)  # (live, width)
         while waiting or live:
-            let_in = _let_in(waiting, len(cache.lengths) - len(live), len(cache.lengths))
-            if let_in:
-                fresh = _read_prompts(network, cache, let_in, first_slot=len(live))
+            admitted = _admit(waiting, len(cache.lengths) - len(live), len(cache.lengths))
+            if admitted:
+                fresh = _prefill_groups(network, cache, admitted, first_slot=len(live))
                 states = torch.cat([states, fresh]) if live else fresh
-                live += [row for group in let_in for row in group]
+                live += [row for group in admitted for row in group]
             self._take_tokens(live, states, choice)
             self._answer_turns(live)
 
             going = [slot for slot, row in enumerate(live) if row.finish is None]
             live = [live[slot] for slot in cache.compact(going)]
             if live:
-                states = _read_sampled(network, cache, live)
+                states = _decode_sampled(network, cache, live)
 
     def _take_tokens(
         self, live: list[Row], states: Float[Tensor, "live width"], choice: Draw | Greedy
     ) -> None:
-        """Each row samples one token from the state before it."""
-        logits = tempered_logits(self.model.get_output_embeddings(), states, self.temperature)
+        """Sample a token per row from the state before it."""
+        logits = tempered_logits(output_head(self.model), states, self.temperature)
         numbers = np.array([row.number for row in live])
         columns = np.array([len(row.ids) for row in live])
         tokens, log_probs = choose_tokens(logits, choice, numbers, columns)
@@ -140,10 +144,10 @@ class LocalSampler:
             row.add_sampled(token, log_prob, self.eos_ids, self.max_response_tokens)
 
     def _answer_turns(self, live: list[Row]) -> None:
-        """Where the policy's turn is over the environment speaks.
+        """Append observations to the rows whose turn is over.
 
-        All of it is heard before anything more is sampled, in the order of the rows: nothing
-        depends on which tool was faster.
+        All of them, in the order of the rows, before anything more is sampled: nothing depends on
+        which tool was faster.
         """
         over = [row for row in live if row.turn_over and row.finish is None]
         over.sort(key=lambda row: row.number)
@@ -160,7 +164,7 @@ class LocalSampler:
 
 
 def collate(rows: list[Row], float_type: torch.dtype, device: torch.device) -> Rollout:
-    """Rows that have ended, as the rectangles of a rollout."""
+    """Pad rows that have ended into a rollout."""
     prompts = [row.episode.prompt_ids for row in rows]
     return Rollout(
         prompt_ids=pad_left(prompts).to(device),
@@ -169,46 +173,49 @@ def collate(rows: list[Row], float_type: torch.dtype, device: torch.device) -> R
         response_lengths=torch.tensor([len(row.ids) for row in rows], device=device),
         response_mask=pad_right([row.sampled for row in rows], torch.bool).to(device),
         rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
-        finish_reasons=tuple(row.finish for row in rows),
+        finish_reasons=tuple(row.finish for row in rows if row.finish is not None),
         calls=tool_calls_of([row.episode for row in rows]),
     )
 
 
-def _alike(rows: list[Row], slots: int) -> list[list[Row]]:
-    """Neighbours of one prompt in groups that are read once, none larger than the cache."""
+def _groups(rows: list[Row], slots: int) -> list[list[Row]]:
+    """Group neighbours with the same prompt, which is computed once; none exceeds the cache."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row.episode.prompt_ids)]
     return [group[i : i + slots] for group in groups for i in range(0, len(group), slots)]
 
 
-def _let_in(waiting: deque[list[Row]], free: int, slots: int) -> list[list[Row]]:
-    """The groups that come next, as many as fit, once enough slots are free to be worth it."""
-    let_in: list[list[Row]] = []
-    if free * WORTH_READING < slots:
-        return let_in
+def _admit(waiting: deque[list[Row]], free: int, slots: int) -> list[list[Row]]:
+    """Take the next groups, as many as fit, once enough slots are free to be worth it."""
+    admitted: list[list[Row]] = []
+    if free * WORTH_PREFILLING < slots:
+        return admitted
     while waiting and len(waiting[0]) <= free:
-        let_in.append(waiting.popleft())
-        free -= len(let_in[-1])
-    return let_in
+        admitted.append(waiting.popleft())
+        free -= len(admitted[-1])
+    return admitted
 
 
-def _read_prompts(
-    network: torch.nn.Module, cache: SlotCache, groups: list[list[Row]], first_slot: int
+def _prefill_groups(
+    network: PreTrainedModel, cache: SlotCache, groups: list[list[Row]], first_slot: int
 ) -> Float[Tensor, "rows width"]:
-    """Each group's prompt once, in batches of a token budget; the state after it for every row."""
+    """Prefill each group's prompt once, in batches of a token budget.
+
+    Return the state after the prompt, for every row.
+    """
     slots, prompts, after = [], [group[0].episode.prompt_ids for group in groups], first_slot
     for group in groups:
         slots.append(range(after, after + len(group)))
         after += len(group)
-    states: list[Tensor | None] = [None] * len(groups)
+    states: dict[int, Tensor] = {}
     for batch in _budgeted([len(ids) for ids in prompts]):
-        found = _read(network, cache, [prompts[i] for i in batch], [slots[i] for i in batch])
+        found = _prefill(network, cache, [prompts[i] for i in batch], [slots[i] for i in batch])
         for i, state in zip(batch, found, strict=True):
             states[i] = state.expand(len(groups[i]), -1)
-    return torch.cat(states)
+    return torch.cat([states[i] for i in range(len(groups))])
 
 
 def _budgeted(lengths: Sequence[int]) -> list[list[int]]:
-    """Numbers of prompts of like length, in batches of at most PREFILL_TOKENS padded tokens."""
+    """Batch prompts of similar length, at most PREFILL_TOKENS padded tokens per batch."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         if not batches or lengths[i] * (len(batches[-1]) + 1) > PREFILL_TOKENS:
@@ -217,37 +224,37 @@ def _budgeted(lengths: Sequence[int]) -> list[list[int]]:
     return batches
 
 
-def _read(
-    network: torch.nn.Module,
+def _prefill(
+    network: PreTrainedModel,
     cache: SlotCache,
     prompts: list[list[int]],
     slots: list[range],
 ) -> Float[Tensor, "prompts width"]:
-    """Prompts into the cache; one that is longer than the budget goes in piece by piece."""
+    """Write prompts into the cache; one that exceeds the budget goes in piece by piece."""
     device = cache.device
     heads = [ids[:PREFILL_TOKENS] for ids in prompts]
     ids = pad_right(heads, torch.long).to(device)
     states = prefill(network, cache, ids, [len(head) for head in heads], slots)
-    for start in range(PREFILL_TOKENS, len(prompts[0]), PREFILL_TOKENS):  # it is alone, then
+    for start in range(PREFILL_TOKENS, len(prompts[0]), PREFILL_TOKENS):  # such a prompt is alone
         piece = prompts[0][start : start + PREFILL_TOKENS]
         ids = torch.tensor([piece], device=device)
         states = decode_step(network, cache, ids, [len(piece)], slots)
     return states
 
 
-def _read_sampled(
-    network: torch.nn.Module, cache: SlotCache, live: list[Row]
+def _decode_sampled(
+    network: PreTrainedModel, cache: SlotCache, live: list[Row]
 ) -> Float[Tensor, "live width"]:
-    """The token that each row sampled, and then what the environment added to some."""
+    """Decode the token that each row sampled, then the observations of some rows."""
     device = cache.device
     tokens = torch.tensor([[row.token] for row in live], device=device)
     states = decode_step(network, cache, tokens, [1] * len(live), [(i,) for i in range(len(live))])
-    heard = [i for i, row in enumerate(live) if row.unread]
-    if heard:
-        pieces = [live[i].unread for i in heard]
+    observed = [i for i, row in enumerate(live) if row.unread]
+    if observed:
+        pieces = [live[i].unread for i in observed]
         ids = pad_right(pieces, torch.long).to(device)
         lengths = [len(piece) for piece in pieces]
-        states[heard] = decode_step(network, cache, ids, lengths, [(i,) for i in heard])
-        for i in heard:
+        states[observed] = decode_step(network, cache, ids, lengths, [(i,) for i in observed])
+        for i in observed:
             live[i].unread = []
     return states

@@ -1,10 +1,10 @@
-"""What a sampler runs: an episode reads the policy's tokens and answers each of its turns."""
+"""Samplers and episodes: an episode takes the policy's tokens and answers each of its turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from tether.data.batching import concat_rollouts, own_rows
 from tether.dist.collectives import gather_results
@@ -14,7 +14,10 @@ from tether.types import Call, Prompts, Rollout
 
 @dataclass(frozen=True)
 class Observe:
-    """Tokens of the environment that the policy reads next; they are not in its loss."""
+    """Tokens of the environment that the policy sees next.
+
+    They are not in its loss: `response_mask` is False there (Search-R1, arXiv 2503.09516).
+    """
 
     ids: list[int]
 
@@ -26,16 +29,16 @@ class Done:
 
 @runtime_checkable
 class Episode(Protocol):
-    """One prompt and all that follows it. EOS always ends it, without a question to `answer`."""
+    """A prompt and all that follows it. EOS always ends it, without a call of `answer`."""
 
     prompt_ids: list[int]
 
     def add_token(self, token: int) -> bool:
-        """Read one sampled token, in order; True = the policy's turn ends with it."""
+        """Take the next sampled token; return whether the policy's turn ends with it."""
         ...
 
     def answer(self) -> Observe | Done:
-        """What follows the turn that just ended. May call a tool."""
+        """Return what follows the turn that just ended; this may call a tool."""
         ...
 
 
@@ -46,28 +49,31 @@ class SingleTurn:
     prompt_ids: list[int]
 
     def add_token(self, token: int) -> bool:
+        """Return False: only EOS ends the turn."""
         return False
 
     def answer(self) -> Observe | Done:
+        """Return the end of the episode."""
         return Done()
 
 
-Episodes = Callable[[Prompts], Sequence[Episode]]  # fresh ones, an episode a prompt
+Episodes = Callable[[Prompts], Sequence[Episode]]  # fresh ones, one per prompt
 
 
 def single_turns(prompts: Prompts) -> list[SingleTurn]:
+    """Return an episode of a single turn per prompt."""
     return [SingleTurn(ids) for ids in prompts.ids]
 
 
 def tool_calls_of(episodes: Sequence[Episode]) -> tuple[tuple[Call, ...], ...]:
-    """What each episode asked of its tools, for the rollout; nothing where none has any."""
+    """Return the tool calls of each episode; an empty tuple if there are none at all."""
     calls = tuple(tuple(getattr(episode, "calls", ())) for episode in episodes)
     return calls if any(calls) else ()
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How tokens are chosen: sampled with numbers computed from this key."""
+    """Sample tokens with random numbers that are computed from this key."""
 
     seed: int
     purpose: str
@@ -76,13 +82,15 @@ class Draw:
 
 @dataclass(frozen=True)
 class Greedy:
-    """The likeliest token, always."""
+    """Always choose the likeliest token."""
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    def sync(self, weights: object, version: int) -> None:
-        """Take the policy's weights as of this iteration."""
+    """Runs episodes with the policy's weights."""
+
+    def sync(self, weights: PreTrainedModel, version: int) -> None:
+        """Use these weights from now on; `version` is their iteration."""
         ...
 
     def run(
@@ -91,20 +99,23 @@ class Sampler(Protocol):
         choice: Draw | Greedy,
         numbers: Sequence[int] | None = None,
     ) -> Rollout:
-        """Every episode to its end; row i of the rollout is episode i. Draws are keyed by
-        `numbers`, its place among the rows of all processes (default: i)."""
+        """Run every episode to its end; row i of the rollout is episode i.
+
+        `numbers` are the rows' places among the rows of all processes (default: i). Random
+        numbers are computed from them.
+        """
         ...
 
 
 class DistributedSampler:
-    """Every process gets the whole rollout, in row order, as if one had sampled it."""
+    """Samples a share of the rows on each process; all of them get the whole rollout, in order."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
-    def sync(self, weights: nn.Module, version: int) -> None:
-        """No sampler knows of weights that lie in parts: it is given whole ones."""
-        self.sampler.sync(unsharded_model(weights), version)
+    def sync(self, weights: PreTrainedModel, version: int) -> None:
+        """Pass on the weights; sharded ones are gathered first."""
+        self.sampler.sync(cast(PreTrainedModel, unsharded_model(weights)), version)
 
     def run(
         self,
@@ -112,6 +123,7 @@ class DistributedSampler:
         choice: Draw | Greedy,
         numbers: Sequence[int] | None = None,
     ) -> Rollout:
+        """Run this process's share of the episodes and gather the others'."""
         numbers = range(len(episodes)) if numbers is None else numbers
         mine = own_rows(len(episodes))
         own, keys = episodes[mine.start : mine.stop], numbers[mine.start : mine.stop]

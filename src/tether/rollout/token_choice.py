@@ -1,4 +1,4 @@
-"""Choosing a token from logits, without any generator state."""
+"""Choosing a token from logits, without the state of a random generator."""
 
 import numpy as np
 import torch
@@ -17,7 +17,11 @@ def choose_tokens(
     rows: np.ndarray,
     columns: np.ndarray,
 ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """One token a row and its log-prob; `rows` and `columns` are its place in the rollout batch."""
+    """Return a token per row and its log-prob.
+
+    `rows` and `columns` are the token's place in the rollout batch: its random number is computed
+    from them.
+    """
     probs = torch.softmax(logits, dim=-1)
     match choice:
         case Greedy():
@@ -34,10 +38,10 @@ def choose_tokens(
 def inverse_cdf(
     weights: Float[Tensor, "rows vocabulary"], u: Float[Tensor, " rows"]
 ) -> Int[Tensor, " rows"]:
-    """The first token whose cumulative share of the row's weights exceeds u.
+    """Return the first token whose cumulative share of the row's weights exceeds u.
 
-    The cumulative sum is float64, as in float32 it would lose the tail of a large vocabulary: over
-    blocks first, then within the block that u falls into.
+    The cumulative sum is float64, as float32 would lose the tail of a large vocabulary. It goes
+    over blocks first, then over the block that u falls into.
     """
     rows, vocabulary = weights.shape
     padded = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
@@ -46,16 +50,16 @@ def inverse_cdf(
     block = _first_above(until, target)
     begins = torch.where(block > 0, until.gather(1, (block - 1).clamp(min=0)), 0.0)
     inside = padded[torch.arange(rows, device=block.device), block[:, 0]].double().cumsum(dim=-1)
-    # Blocks are summed in another order than cells: the last cell of weight keeps what is over.
+    # Blocks are summed in another order than cells: the last cell with weight gets the remainder.
     below_end = torch.nextafter(inside[:, -1:], torch.zeros_like(target))
     cell = _first_above(inside, torch.minimum(target - begins, below_end))
-    # A NaN has no place; any id will do, as its log-prob tells that the row cannot be used.
+    # With NaN weights any id will do: its log-prob is NaN, so the row is left out later.
     return (block * BLOCK + cell).squeeze(1).clamp(max=vocabulary - 1)
 
 
 def _first_above(
     ascending: Float[Tensor, "rows cells"], target: Float[Tensor, "rows 1"]
 ) -> Int[Tensor, "rows 1"]:
-    """A cell of weight 0 does not raise the sum, so it is never the first above."""
+    """Return the first cell above the target; a cell of weight 0 is never the first."""
     place = torch.searchsorted(ascending, target, right=True)
     return place.clamp(max=ascending.shape[1] - 1)

@@ -1,17 +1,18 @@
-"""The tokenizer as episodes use it: end marks found in sampled tokens, observations as ids."""
+"""The tokenizer of episodes: finds end marks in sampled tokens, encodes observations."""
 
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from tether.errors import UserError
+from tether.models.vocabulary import decode
 
-CUT = " …"  # stands where an observation was cut
-LONGEST_TOKEN = 100  # characters; no more of an observation is looked at than could fit
+CUT = " …"  # marks where an observation was cut
+LONGEST_TOKEN = 100  # characters; text that cannot fit is not encoded at all
 
 
 class TurnTokenizer:
-    """Shared by all rows of a run."""
+    """Encodes and decodes turns; one is shared by all rows of a run."""
 
     def __init__(
         self,
@@ -26,18 +27,24 @@ class TurnTokenizer:
         self._mark_ids: dict[str, list[int]] = {}
 
     def text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
+        """Return the text of ids, special tokens included."""
+        return decode(self.tokenizer, ids)
 
     def may_end(self, token: int) -> bool:
-        """Whether a mark may end with this token; only then is a turn worth decoding. A mark may
-        be split over tokens in any way, but its last character stands in the last of them."""
+        """Tell whether an end mark may end with this token; only then a turn must be decoded.
+
+        A mark may be split over tokens in any way, but its last character is in the last of them.
+        """
         if token not in self._may_end:
             self._may_end[token] = any(char in self.text([token]) for char in self._last)
         return self._may_end[token]
 
     def observation(self, text: str, reply: str, limit: int) -> tuple[list[int], str, bool]:
-        """At most `limit` ids of `reply` with the text in its {}; the text as far as it was
-        looked at; and whether it was cut, which a mark shows where it happened."""
+        """Encode `reply` with the text in place of its {}, in at most `limit` ids.
+
+        Return the ids, the text as far as it was encoded, and whether it was cut. A mark in the
+        ids shows where.
+        """
         before, _, after = reply.partition("{}")
         opening, closing, cut = self.mark_ids(before), self.mark_ids(after), self.mark_ids(CUT)
         room = limit - len(opening) - len(closing)
@@ -50,7 +57,7 @@ class TurnTokenizer:
         return opening + body + closing, read, is_cut
 
     def check_room(self, reply: str, limit: int) -> None:
-        """Refuse, before training, a limit that leaves an observation no token of its own."""
+        """Refuse, before training, a limit that leaves no token for the observation itself."""
         marks = sum(len(self.mark_ids(part)) for part in (*reply.split("{}"), CUT))
         if marks >= limit:
             raise UserError(
@@ -59,16 +66,17 @@ class TurnTokenizer:
             )
 
     def mark_ids(self, text: str) -> list[int]:
-        """Of our own marks, which may be special tokens of the vocabulary."""
+        """Encode text of ours, which may hold special tokens of the vocabulary."""
         if text not in self._mark_ids:
             self._mark_ids[text] = self._encode(text, split_special_tokens=False)
         return self._mark_ids[text]
 
     def _plain_ids(self, text: str) -> list[int]:
-        """Text stays text: an EOS spelt out in a document is characters, not the token."""
+        """Encode text of others: an EOS spelt out in a document is characters, not the token."""
         return self._encode(text, split_special_tokens=True)
 
     def _encode(self, text: str, split_special_tokens: bool) -> list[int]:
-        return self.tokenizer(
+        encoded = self.tokenizer(
             text, add_special_tokens=False, split_special_tokens=split_special_tokens
-        ).input_ids
+        )
+        return list(encoded["input_ids"])

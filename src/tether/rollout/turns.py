@@ -1,7 +1,8 @@
-"""Episodes of several turns: the policy writes, something outside answers, the policy goes on.
+"""Episodes of several turns: the policy writes, a tool or environment answers, and so on.
 
-A turn ends with the first token that completes an end mark, such as `</search>`. Nothing that was
-sampled is ever encoded again; what the outside says is encoded once, and enters as it is.
+A turn ends with the first token that completes an end mark, such as `</search>`. Sampled tokens
+are never encoded again; an observation is encoded once. Only sampled tokens are in the loss: the
+mask of observations is False, as in Search-R1 (arXiv 2503.09516).
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from tether.types import Call
 
 @dataclass(frozen=True)
 class InvalidCall:
-    """A call that cannot be made; the policy reads why."""
+    """A call that cannot be made; the policy is told why."""
 
     name: str
     arguments: str
@@ -27,21 +28,21 @@ class InvalidCall:
 
 @runtime_checkable
 class TurnHandler(Protocol):
-    """Who the policy talks to: the tools, or an environment."""
+    """What answers the policy: the tools, or an environment."""
 
     end_marks: tuple[str, ...]  # texts that end a turn
 
     def next_call(self, turn: str) -> ToolRequest | InvalidCall | Done:
-        """What to do with a turn that ended with an end mark."""
+        """Return what to do after a turn that ended with an end mark."""
         ...
 
     def unfinished_call(self, turn: str) -> InvalidCall | None:
-        """What was wrong with a turn that ended with EOS."""
+        """Return the call that a turn began but did not finish before EOS."""
         ...
 
 
 class MultiTurn:
-    """A prompt, and the policy's turns with what the outside answers between them."""
+    """A prompt, and the policy's turns with the observations between them."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class MultiTurn:
         self.turn_ids: list[int] = []
 
     def add_token(self, token: int) -> bool:
+        """Take the next sampled token; return whether the policy's turn ends with it."""
         self.turn_ids.append(token)
         if token in self.turn_tokens.eos_ids:
             self._note_unfinished()
@@ -67,11 +69,12 @@ class MultiTurn:
         return any(mark in text for mark in self.handler.end_marks)
 
     def answer(self) -> Observe | Done:
+        """Return what follows the turn that just ended."""
         [answer] = answer_all([self])
         return answer
 
     def next_call(self) -> ToolRequest | Observe | Done:
-        """The call that the turn makes, or what follows it without one."""
+        """Return the call that the turn makes, or what follows it without one."""
         asked = self.handler.next_call(self.turn_tokens.text(self.turn_ids))
         if isinstance(asked, Done):
             return asked
@@ -84,7 +87,7 @@ class MultiTurn:
         return asked
 
     def observe(self, asked: ToolRequest | InvalidCall, returned: ToolResult) -> Observe | Done:
-        """From what a call returned to the tokens that the policy reads; None ends the episode."""
+        """Encode what a call returned as tokens for the policy; None ends the episode."""
         if returned.error is None and returned.value is None:
             self._note(asked, returned, "")
             return Done()
@@ -121,19 +124,26 @@ class MultiTurn:
 
 
 def answer_all(episodes: Sequence[Episode]) -> list[Observe | Done]:
-    """What follows the turns of these episodes, in their order. Calls are made at the same time;
-    all else, tokenising above all, happens here and in order."""
+    """Return what follows the turns of these episodes, in their order.
+
+    Calls run at the same time; all else, such as tokenising, happens here and in order.
+    """
     asked = [e.next_call() if isinstance(e, MultiTurn) else e.answer() for e in episodes]
     returned = iter(call_all([one for one in asked if isinstance(one, ToolRequest)]))
-    return [
-        episode.observe(one, next(returned)) if isinstance(one, ToolRequest) else one
-        for episode, one in zip(episodes, asked, strict=True)
-    ]
+    answers: list[Observe | Done] = []
+    for episode, one in zip(episodes, asked, strict=True):
+        if isinstance(one, ToolRequest):
+            assert isinstance(episode, MultiTurn)  # no other episode makes calls
+            one = episode.observe(one, next(returned))
+        answers.append(one)
+    return answers
 
 
 def observation_text(name: str, returned: ToolResult) -> str:
-    """What the policy reads. Of a failure it reads that there was one and no more: its details
-    may differ from run to run, and belong to whoever watches."""
+    """Return the text that the policy sees.
+
+    Of a tool's failure it sees only that there was one: details may differ from run to run.
+    """
     match returned.fault:
         case "policy":
             return f"Invalid call of {name}: {returned.error}."
