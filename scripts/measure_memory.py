@@ -187,8 +187,8 @@ def compare(case: Case, folder: Path) -> list[str]:
     gap = planned.size / found - 1
     row = [case.what, byte_text(plan.state_bytes), byte_text(planned.size), byte_text(found)]
     print(row, f"{gap:+.1%}", planned.when, flush=True)
-    for moment in plan.memory.moments:
-        print("   ", moment.when, byte_text(moment.size), flush=True)
+    for phase in plan.memory.phases:
+        print("   ", phase.when, byte_text(phase.size), flush=True)
     return [*row, f"{gap:+.1%}", planned.when]
 
 

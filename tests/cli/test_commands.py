@@ -94,8 +94,8 @@ def test_eval_and_generate_read_a_run(tether, tiny_words):
 def test_check_prints_the_arithmetic_of_the_batch(tether, tiny_words):
     code, out, _ = tether("check", *tiny_words, "--actor.epochs", "3")
     assert code == 0
-    assert re.search(r"rows an iteration +8 +4 prompts x 2 samples", out)
-    assert re.search(r"actor steps an iteration +6 +epochs 3 x minibatches 2 of 4 rows", out)
+    assert re.search(r"rows per iteration +8 +4 prompts x 2 samples", out)
+    assert re.search(r"actor steps per iteration +6 +epochs 3 x minibatches 2 of 4 rows", out)
     assert not Path("runs").exists()
 
 

@@ -45,7 +45,7 @@ def test_search_r1s_rows_are_checked_and_trained_on_as_they_are(recipe, tmp_path
     changes = {"data.train": data, "run.dir": str(tmp_path / "run")}
     plan = api.check(load_config(path, changes))
     assert plan.train_prompts == 4
-    turns = "turns a row", "3", "with search; at most 64 tokens an observation"
+    turns = "turns per row", "3", "with search; at most 64 tokens per observation"
     assert turns in plan.lines()
     api.train(load_config(path, changes))
     rows = [

@@ -82,7 +82,7 @@ def test_sharded_weights_are_divided_by_the_processes(planned):
     layer, outside = 4 * (MATRICES // 2 + 64), 4 * (260 * 32 + 32)
     assert part(plan, "whole layers") == 2 * layer + outside
     assert part(plan, "whole layers, learning") == 3 * layer + 2 * outside
-    [loading] = [moment for moment in plan.memory.moments if moment.when == "loading"]
+    [loading] = [phase for phase in plan.memory.phases if phase.when == "loading"]
     assert loading.size == pytest.approx(4 * (2 * ACTOR + CRITIC) * 4 / 3, abs=3)
     saved = 3 * 4 * (ACTOR + CRITIC)
     assert part(plan, "checkpoint's share") == saved // 3 + 4 * 260 * 32
@@ -98,7 +98,7 @@ def test_replicas_sum_their_gradients_in_one_piece(planned):
     plan = planned(launch={"num_workers": 2})
     assert part(plan, "weights") == 4 * (ACTOR + CRITIC + ACTOR)
     assert part(plan, "actor's gradients, flat") == 2 * 4 * ACTOR
-    [step] = [moment for moment in plan.memory.moments if moment.when == "actor step"]
+    [step] = [phase for phase in plan.memory.phases if phase.when == "actor step"]
     assert "actor's activations" not in {part.what for part in step.parts}
     costs = {cost.what: cost.amount for cost in sent(plan.demand)}
     # Two epochs of 12 rows in minibatches of 5; 2 x (2 - 1) / 2 of all gradients each.

@@ -403,8 +403,8 @@ def test_check_trains_nothing_and_writes_nothing(tiny_config, tmp_path):
     assert plan.train_prompts == 18
     assert not (tmp_path / "run").exists()
     steps = {what: amount for what, amount, _ in plan.lines()}
-    assert steps["rows an iteration"] == "12"
-    assert steps["actor steps an iteration"] == "6"  # 2 epochs x ceil(12 / 5)
+    assert steps["rows per iteration"] == "12"
+    assert steps["actor steps per iteration"] == "6"  # 2 epochs x ceil(12 / 5)
 
 
 def test_an_ablation_is_named_in_an_event(tiny_config):

@@ -1,4 +1,4 @@
-"""What an iteration costs: operations, bytes between processes, and the time that these take."""
+"""The cost of an iteration: operations, and bytes sent between processes."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,11 @@ from tether.config import TrpoUpdate
 from tether.planning.workload import Demand, Learner, Size
 from tether.support.units import byte_text, si
 
-# Operations a parameter and token: a product and a sum forward, twice that backward, of which one
-# half is for the weights' gradients. Attention over what was said before is left out.
+# Operations per parameter and token: a product and a sum forward, twice that backward, of which
+# one half is for the weights' gradients. Attention over earlier tokens is left out.
 FORWARD, BACKWARD, BACKWARD_OF_STATES = 2, 4, 2
 
-LINES_A_TOKEN = 13  # bytes of a response token that processes tell each other: id, mask, log-prob
+TOKEN_BYTES = 13  # of a response token that processes exchange: id, mask, log-prob
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Cost:
 
 
 def operations(d: Demand) -> list[Cost]:
-    """By stage of the iteration, in its order."""
+    """Return the operations of an iteration by stage, in their order."""
     c, size = d.config, d.actor
     prompts = c.rollout.prompts * d.longest_prompt
     sampled = prompts + c.rows * c.rollout.max_response_tokens
@@ -31,28 +31,33 @@ def operations(d: Demand) -> list[Cost]:
         Cost("sampling", FORWARD * size.parameters * sampled, f"2 x {si(size.parameters)} x "
              f"{si(sampled)} tokens"),
     ]  # fmt: skip
-    read = sum(size.parameters for size in _readers(d))
+    read = sum(size.parameters for size in _forward_roles(d))
     because = f"2 x {si(read)} x {si(d.tokens)} tokens"
     found.append(Cost("forward passes", FORWARD * read * d.tokens, because))
     for role in reversed(d.learners):
         size, passes = d.learners[role], _passes(d, role)
-        a_token = _operations_of_learning(d, size)
-        because = f"{a_token} x {si(size.parameters)} x {si(d.tokens)} tokens x {passes:g}"
-        amount = a_token * size.parameters * d.tokens * passes
+        per_token = _operations_of_learning(d, size)
+        because = f"{per_token} x {si(size.parameters)} x {si(d.tokens)} tokens x {passes:g}"
+        amount = per_token * size.parameters * d.tokens * passes
         found.append(Cost(f"{role} update", amount, because))
     return found
 
 
 def memory_bandwidth(d: Demand, seconds: float) -> float:
-    """Bytes a second that a process must read for sampling to take no longer than its operations:
-    every step reads all weights for a token a row."""
+    """Return the bytes per second below which sampling is bound by memory, not by operations.
+
+    Every step reads all weights for one token per row.
+    """
     steps = d.config.rollout.max_response_tokens * d.sampled_rows / d.slots
     return steps * d.actor.weight_bytes / seconds
 
 
 def sent(d: Demand) -> list[Cost]:
-    """By each process, in an iteration. All-reduce among n sends 2 (n - 1) / n of what is summed,
-    gathering and scattering half of that."""
+    """Return the bytes that each process sends in an iteration.
+
+    An all-reduce among n sends 2 (n - 1) / n of what is summed, all-gather and reduce-scatter half
+    of that.
+    """
     found = []
     share = (d.replicas - 1) / d.replicas
     if d.shards > 1:
@@ -70,22 +75,22 @@ def sent(d: Demand) -> list[Cost]:
         found.append(Cost("sampler's copy", amount, "the actor, gathered once"))
     if d.workers > 1:
         c = d.config
-        a_row = 8 * d.longest_row + LINES_A_TOKEN * c.rollout.max_response_tokens
-        amount = (d.workers - 1) / d.workers * c.rows * a_row
-        found.append(Cost("rows", amount, f"{c.rows} rows to everyone"))
+        row_bytes = 8 * d.longest_row + TOKEN_BYTES * c.rollout.max_response_tokens
+        amount = (d.workers - 1) / d.workers * c.rows * row_bytes
+        found.append(Cost("rows", amount, f"{c.rows} rows to every process"))
     return found
 
 
 def _gathered_and_scattered(d: Demand, share: float) -> list[Cost]:
-    """FSDP: weights are gathered in every pass and for its backward, gradients scattered."""
+    """Return FSDP's share: weights are gathered for forward and backward, gradients scattered."""
 
     def layers(size: Size) -> int:
-        """What all replicas have together of one of the parts that share the layers."""
+        """Return the bytes of all shards together, on one of the processes that divide layers."""
         return d.shards * d.held(size.weight_bytes, size.linear_bytes)
 
-    read = sum(layers(size) for size in _readers(d))
-    because = f"{d.readings} batches of a forward pass each"
-    found = [Cost("weights, to read", share * read * d.readings, because)]
+    read = sum(layers(size) for size in _forward_roles(d))
+    because = f"{d.forward_batches} batches of a forward pass each"
+    found = [Cost("weights, to read", share * read * d.forward_batches, because)]
     for role, size in d.learners.items():
         backwards = d.microbatches(role) * d.steps(role)
         gradients = d.shards * d.held(size.learning_bytes, size.linear_learning_bytes)
@@ -96,18 +101,20 @@ def _gathered_and_scattered(d: Demand, share: float) -> list[Cost]:
 
 
 def _states(d: Demand) -> Cost:
-    """Tensor parallelism sums the states after attention and after the MLP of every layer."""
+    """Return tensor parallelism's share: sums after attention and MLP of every layer."""
     model = d.networks.actor.config
     tokens, ways = d.tokens / d.replicas, d.layer_ways
     once = tokens * model.num_hidden_layers * model.hidden_size * d.networks.actor.dtype.itemsize
     recomputed = d.config.model.gradient_checkpointing
-    passes = len(_readers(d)) + sum((3 if recomputed else 2) * _passes(d, r) for r in d.learners)
+    passes = len(_forward_roles(d)) + sum(
+        (3 if recomputed else 2) * _passes(d, r) for r in d.learners
+    )
     amount = 2 * once * passes * 2 * (ways - 1) / ways
-    return Cost("states of layers", amount, f"twice a layer in {passes:g} passes, by {ways}")
+    return Cost("states of layers", amount, f"twice per layer in {passes:g} passes, by {ways}")
 
 
-def _readers(d: Demand) -> list[Size]:
-    """Who reads every row before the updates."""
+def _forward_roles(d: Demand) -> list[Size]:
+    """Return the roles whose networks see every row before the updates."""
     c = d.config
     found = [] if c.rollout.reuse_log_probs else [d.actor]
     if c.model.adapter_off_is_reference and c.kl.needs_reference:
@@ -117,7 +124,7 @@ def _readers(d: Demand) -> list[Size]:
 
 
 def _passes(d: Demand, role: Learner) -> float | int:
-    """Over all rows, forward and backward."""
+    """Return how often an update passes over all rows, forward and backward."""
     update = d.config.actor.update
     if role == "critic":
         return d.config.critic_epochs

@@ -1,5 +1,7 @@
-"""What a network keeps in memory while it reads or learns, found by letting it do so on `meta`
-tensors: these have shapes and no numbers, so that any size of model fits anywhere."""
+"""Peak memory of forward and backward passes, found by a dry run on `meta` tensors.
+
+These have shapes but no numbers, so a model of any size fits.
+"""
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from tether.models.forward import all_states
 from tether.models.token_log_probs import FusedLogProbs, Head, max_cached_cells
@@ -22,7 +24,7 @@ from tether.support.memory import allocated_bytes
 
 @dataclass(frozen=True)
 class Batch:
-    """A microbatch whose rows are all as long as rows can be."""
+    """A microbatch whose rows all have the greatest length."""
 
     rows: int
     length: int
@@ -30,41 +32,45 @@ class Batch:
 
     @property
     def tokens(self) -> int:
+        """Tokens of the microbatch, padding included."""
         return self.rows * self.length
 
 
 @dataclass(frozen=True)
-class Reader:
-    """A trunk and what reads its states, a policy's head, a value head, or both, on a device."""
+class HeadedTrunk:
+    """A trunk with the heads on it, a policy's, a value head, or both, and a kind of device."""
 
-    trunk: nn.Module
+    trunk: PreTrainedModel
     device: str
     policy: Head | None = None
     value: nn.Linear | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of all parts."""
         for module in (self.trunk, self.policy, self.value):
             if module is not None:
                 yield from module.parameters()
 
 
-def peak_of_reading(reader: Reader, batch: Batch) -> int:
-    """Bytes beside the weights at the worst moment of a pass without gradients."""
-    with torch.no_grad(), _rehearsal(reader) as alive:
-        _read(reader, batch)
+def forward_peak(model: HeadedTrunk, batch: Batch) -> int:
+    """Return the peak bytes beside the weights of a forward pass without gradients."""
+    with torch.no_grad(), _counting(model) as alive:
+        _forward(model, batch)
     return alive.peak
 
 
-def peak_of_learning(reader: Reader, batch: Batch, backwards: int, keep: bool) -> int:
-    """Bytes beside the weights at the worst moment of so many backward passes before a step.
+def backward_peak(model: HeadedTrunk, batch: Batch, backwards: int, keep_gradients: bool) -> int:
+    """Return the peak bytes beside the weights of so many backward passes before a step.
 
-    Gradients are among them if they are to `keep`; else each is gone as soon as it is whole.
+    With `keep_gradients` these are counted; without, each is freed as soon as it is complete.
     """
-    weights = [weight for weight in reader.parameters() if weight.requires_grad]
-    hooks = [] if keep else [w.register_post_accumulate_grad_hook(_forget) for w in weights]
-    with _rehearsal(reader) as alive:
-        for _ in range(min(backwards, 2)):  # from the second on, all are alike
-            _read(reader, batch).backward()
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    hooks = []
+    if not keep_gradients:
+        hooks = [w.register_post_accumulate_grad_hook(_drop_gradient) for w in weights]
+    with _counting(model) as alive:
+        for _ in range(min(backwards, 2)):  # all after the second are like it
+            _forward(model, batch).backward()
     for hook in hooks:
         hook.remove()
     for weight in weights:
@@ -72,22 +78,21 @@ def peak_of_learning(reader: Reader, batch: Batch, backwards: int, keep: bool) -
     return alive.peak
 
 
-def _forget(weight: nn.Parameter) -> None:
+def _drop_gradient(weight: Tensor) -> None:
     weight.grad = None
 
 
-def _read(reader: Reader, batch: Batch) -> Float[Tensor, ""]:
-    """What an update does with a microbatch, as far as it takes memory: all rows are whole, and
-    every response token counts."""
+def _forward(model: HeadedTrunk, batch: Batch) -> Float[Tensor, ""]:
+    """Do what an update does with a microbatch, as far as it takes memory."""
     ids = torch.zeros(batch.rows, batch.length, dtype=torch.long)
-    hidden = all_states(reader.trunk, ids)
+    hidden = all_states(model.trunk, ids)
     source = torch.zeros(batch.rows, batch.response + 1, 1, dtype=torch.long)
     states = hidden.gather(1, source.expand(-1, -1, hidden.shape[2]))
     found = torch.zeros(())
-    if reader.value is not None:
-        found = found + reader.value(states).sum()
-    if reader.policy is not None:
-        found = found + _log_probs(reader.policy, states[:, :-1].flatten(0, 1)).sum()
+    if model.value is not None:
+        found = found + model.value(states).sum()
+    if model.policy is not None:
+        found = found + _log_probs(model.policy, states[:, :-1].flatten(0, 1)).sum()
     return found
 
 
@@ -96,13 +101,14 @@ def _log_probs(head: Head, states: Float[Tensor, "cells width"]) -> Float[Tensor
     parts = []
     for chunk in chunks:
         ids = torch.zeros(len(chunk), dtype=torch.long)
-        keep = len(chunks) == 1
-        parts.append(FusedLogProbs.apply(chunk, head.weight, head.bias, ids, 1.0, keep)[0])
+        cached = len(chunks) == 1
+        log_probs, _ = FusedLogProbs.apply(chunk, head.weight, head.bias, ids, 1.0, cached)
+        parts.append(log_probs)
     return torch.cat(parts)
 
 
-class _Alive(TorchDispatchMode):
-    """Counts the bytes of tensors that are made inside, until they are gone."""
+class _AliveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that are created inside and not freed yet."""
 
     def __init__(self, known: Iterator[Tensor], device: str) -> None:
         super().__init__()
@@ -139,21 +145,23 @@ class _Alive(TorchDispatchMode):
 
 
 @contextmanager
-def _rehearsal(reader: Reader) -> Iterator[_Alive]:
-    """Inside, tensors have no numbers and are counted, and attention keeps what a fused kernel
-    keeps; for `meta` tensors torch itself has only the plain one."""
-    config = reader.trunk.config
+def _counting(model: HeadedTrunk) -> Iterator[_AliveBytes]:
+    """Create tensors without numbers and count them meanwhile.
+
+    Attention stores what a fused kernel stores: torch has only the unfused one for `meta` tensors.
+    """
+    config = model.trunk.config
     usual = config._attn_implementation
     if usual == "sdpa":
-        config._attn_implementation = REHEARSED
+        config._attn_implementation = FUSED
     try:
-        with torch.device("meta"), _Alive(reader.parameters(), reader.device) as alive:
+        with torch.device("meta"), _AliveBytes(model.parameters(), model.device) as alive:
             yield alive
     finally:
         config._attn_implementation = usual
 
 
-def _rehearsed_attention(
+def _fused_attention(
     module: nn.Module,
     query: Float[Tensor, "rows heads length width"],
     key: Float[Tensor, "rows groups length width"],
@@ -166,5 +174,5 @@ def _rehearsed_attention(
     return found.transpose(1, 2).contiguous(), None
 
 
-REHEARSED = "tether_rehearsed"
-AttentionInterface.register(REHEARSED, _rehearsed_attention)
+FUSED = "tether_dry_run"
+AttentionInterface.register(FUSED, _fused_attention)

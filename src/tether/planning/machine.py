@@ -1,4 +1,4 @@
-"""What the machine has that `tether check` runs on: free memory, and how fast it multiplies."""
+"""The machine that `tether check` runs on: its free memory and the speed of its products."""
 
 import time
 from dataclasses import dataclass
@@ -8,24 +8,29 @@ import torch
 
 WIDTH = 768  # of the matrices that are multiplied
 SECONDS = 0.3  # that are spent on it
-UNKNOWN = 2**63  # bytes, where nobody says
+UNKNOWN = 2**63  # bytes, where the system does not tell
 
 
 @dataclass(frozen=True)
 class Machine:
+    """What a plan is compared with."""
+
     free_bytes: int
     teraflops: float  # of one process, float32 products
 
 
 def this_machine(device: str) -> Machine | None:
-    """Measure before models are loaded: what they take is part of the plan. A plan for GPUs says
-    nothing about a machine without one."""
+    """Measure this machine, before models are loaded: their memory is part of the plan.
+
+    None where the plan is for GPUs and there is none.
+    """
     if device.startswith("cuda") and not torch.cuda.is_available():
         return None
     return Machine(free_bytes(device), _teraflops(device))
 
 
 def free_bytes(device: str) -> int:
+    """Return the free memory of the device, or of this machine and container."""
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0]
     return min(_available(), _left_of_cgroup())
@@ -39,7 +44,7 @@ def _available() -> int:
 
 
 def _left_of_cgroup() -> int:
-    """A container may have less than the machine that it runs on."""
+    """Return what is left of a container's limit."""
     try:
         limit, used = (
             Path("/sys/fs/cgroup", name).read_text().strip()

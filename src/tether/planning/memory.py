@@ -1,32 +1,32 @@
-"""The memory of one process: what lies in it, and how much of that at once."""
+"""The memory of one process: its parts, and which of them are held at the same time."""
 
 from dataclasses import dataclass
 from functools import partial
 
 from tether.config import PenaltyUpdate, TrpoUpdate
 from tether.models.cpu_matmul import packed_bytes
-from tether.models.forward import trunk
+from tether.models.forward import output_head, trunk
 from tether.models.lora import merged_bytes
 from tether.models.token_log_probs import max_cached_cells
-from tether.planning.dry_run import Batch, Reader, peak_of_learning, peak_of_reading
+from tether.planning.dry_run import Batch, HeadedTrunk, backward_peak, forward_peak
 from tether.planning.workload import Demand, Learner
 from tether.rollout.local import PREFILL_TOKENS
 from tether.support.units import byte_text, si
 
-# Numbers a response token in a Rollout, an Experience and the update's report, and its bytes of
-# ids and masks there; and what a token sampled costs in lists of Python objects.
-FLOATS_A_TOKEN, REST_A_TOKEN, OBJECTS_A_TOKEN = 12, 10, 80
+# Of a response token: numbers in a Rollout, an Experience and the update's report; bytes of ids
+# and masks there; and bytes of Python objects while it is sampled.
+TOKEN_FLOATS, TOKEN_ID_BYTES, TOKEN_OBJECT_BYTES = 12, 10, 80
 
 # Modules imported late, the tokenizer, the prompts: measured once the models are loaded.
 LIBRARIES = 26 * 2**20
 
-# Float32 numbers a token of the vocabulary when one is drawn: logits, probabilities, padded ones.
-DRAWN = 3
+# Float32 numbers per token of the vocabulary in sampling: logits, probabilities, padded ones.
+VOCABULARY_FLOATS = 3
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something that lies in memory, whole or for a while."""
+    """Something held in memory, and the arithmetic behind its size."""
 
     what: str
     size: int
@@ -34,61 +34,64 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What lies in memory at the same time, at the worst of a stretch of the iteration."""
+class Phase:
+    """What is held at the same time, at the peak of a phase of the iteration."""
 
     when: str
     parts: tuple[Part, ...]
 
     @property
     def size(self) -> int:
+        """Bytes of all parts."""
         return sum(part.size for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Memory:
-    standing: Moment  # what every moment but that of loading begins with
-    moments: list[Moment]
+    """The memory of a process by phase."""
+
+    always: Phase  # memory held in every phase except loading
+    phases: list[Phase]
 
     @property
-    def peak(self) -> Moment:
-        return max(self.moments, key=lambda moment: moment.size)
+    def peak(self) -> Phase:
+        """The phase that takes the most."""
+        return max(self.phases, key=lambda phase: phase.size)
 
     @property
     def parts(self) -> list[Part]:
-        """Each once, in the order in which they come to lie there."""
-        found = {part.what: part for moment in self.moments for part in moment.parts}
+        """Each part once, in the order in which they appear."""
+        found = {part.what: part for phase in self.phases for part in phase.parts}
         return list(found.values())
 
 
 def plan_memory(d: Demand) -> Memory:
-    """Every stretch of an iteration on top of what always lies there."""
+    """Return the memory of every phase of an iteration."""
     libraries = Part("libraries", LIBRARIES, "imported on the way, and their buffers")
     always = (libraries, _weights(d), _moments(d), *_gathered(d))
-    standing = Moment("standing", always)
     found = [
         *_loading(d),
-        Moment("sampling", (*always, *_room(d), *_sampling(d))),
-        Moment("forward passes", (*always, *_room(d), *_whole_layers(d), _reading(d), _rows(d))),
+        Phase("sampling", (*always, *_buffer(d), *_sampling(d))),
+        Phase("forward passes", (*always, *_buffer(d), *_whole_layers(d), _forward(d), _rows(d))),
     ]
     for role in reversed(d.learners):
         learning = _learning(d, role)
-        room = _room(d) if role == "critic" else []  # the actor's activations have it in them
-        found.append(Moment(f"{role} update", (*always, *room, *learning, _rows(d))))
+        buffer = _buffer(d) if role == "critic" else []  # the actor's activations contain it
+        found.append(Phase(f"{role} update", (*always, *buffer, *learning, _rows(d))))
         if d.replicas > 1 and d.shards == 1:
             step = (*always, learning[0], _summed(d, role), _rows(d))
-            found.append(Moment(f"{role} step", step))
-    found.append(Moment("checkpoint", (*always, *_room(d), *_saving(d))))
-    return Memory(standing, found)
+            found.append(Phase(f"{role} step", step))
+    found.append(Phase("checkpoint", (*always, *_buffer(d), *_saving(d))))
+    return Memory(Phase("always", always), found)
 
 
-def _loading(d: Demand) -> list[Moment]:
-    """Every process reads all models whole before it keeps its part of them."""
+def _loading(d: Demand) -> list[Phase]:
+    """Every process loads all models whole before it keeps its shard of them."""
     if d.shards * d.layer_ways == 1:
         return []
     size = sum(role.weight_bytes for role in d.roles.values())
     whole = Part("whole models", size, "before they are divided")
-    return [Moment("loading", (whole, _weights(d)))]
+    return [Phase("loading", (whole, _weights(d)))]
 
 
 def _weights(d: Demand) -> Part:
@@ -105,33 +108,33 @@ def _moments(d: Demand) -> Part:
 
 
 def _gathered(d: Demand) -> list[Part]:
-    """The plain copy that a sampler decodes on where the weights themselves are cut up."""
+    """The unsharded copy that a sampler decodes on where the weights are sharded."""
     if d.shards * d.layer_ways == 1:
         return []
     return [Part("sampler's copy", d.actor.weight_bytes, "the actor whole, on every process")]
 
 
-def _room(d: Demand) -> list[Part]:
-    """What `models.heads` keeps on a CPU from one actor's microbatch to the next."""
+def _buffer(d: Demand) -> list[Part]:
+    """The `ProbabilityBuffer` that is kept on a CPU from one actor's microbatch to the next."""
     if d.device != "cpu":
         return []
-    head, batch = d.networks.actor.get_output_embeddings(), d.microbatch("actor")
+    head, batch = output_head(d.networks.actor), d.microbatch("actor")
     cells = min(batch.rows * batch.response, max_cached_cells(head))
     size = cells * head.out_features * _float_bytes(d)
-    return [Part("room for probabilities", size, f"{cells} x {head.out_features} of the actor's")]
+    return [Part("probability buffer", size, f"{cells} x {head.out_features} of the actor's")]
 
 
 def _rows(d: Demand) -> Part:
     c = d.config
-    a_token = FLOATS_A_TOKEN * _float_bytes(d) + REST_A_TOKEN
-    size = c.rows * (c.rollout.max_response_tokens * a_token + 16 * d.longest_row)
-    return Part("rows", size, f"{c.rows} rows, {a_token} bytes a response token")
+    token_bytes = TOKEN_FLOATS * _float_bytes(d) + TOKEN_ID_BYTES
+    size = c.rows * (c.rollout.max_response_tokens * token_bytes + 16 * d.longest_row)
+    return Part("rows", size, f"{c.rows} rows, {token_bytes} bytes per response token")
 
 
 def _sampling(d: Demand) -> list[Part]:
     c, model = d.config, d.networks.actor
     found = []
-    objects = d.sampled_rows * c.rollout.max_response_tokens * OBJECTS_A_TOKEN
+    objects = d.sampled_rows * c.rollout.max_response_tokens * TOKEN_OBJECT_BYTES
     if c.rollout.sampler == "vllm":
         return [Part("sampled tokens", objects, "vLLM's own weights and cache are not counted")]
     if c.model.lora is not None:
@@ -145,36 +148,36 @@ def _sampling(d: Demand) -> list[Part]:
     found.append(Part("key-value cache", cache, f"{d.slots} rows of {capacity} tokens"))
     length = min(d.longest_prompt, PREFILL_TOKENS)
     batch = Batch(max(1, min(d.sampled_rows, PREFILL_TOKENS // length)), length, 0)
-    prompts = peak_of_reading(Reader(trunk(model), d.device), batch)
-    logits = d.slots * model.config.vocab_size * DRAWN * 4
-    step = Part("sampling a token", objects + max(prompts, logits), "prompts read, or logits")
+    prompts = forward_peak(HeadedTrunk(trunk(model), d.device), batch)
+    logits = d.slots * model.config.vocab_size * VOCABULARY_FLOATS * 4
+    step = Part("sampling a token", objects + max(prompts, logits), "prefill, or logits")
     return [*found, step]
 
 
-def _reading(d: Demand) -> Part:
-    """The largest of the passes; they follow each other."""
-    n, batch = d.networks, d.reading
-    readers = [Reader(trunk(n.actor), d.device, policy=n.actor.get_output_embeddings())]
+def _forward(d: Demand) -> Part:
+    """The largest of the roles' forward passes, which follow each other."""
+    n, batch = d.networks, d.forward_batch
+    models = [HeadedTrunk(trunk(n.actor), d.device, policy=output_head(n.actor))]
     if n.critic is not None:
-        readers.append(Reader(n.critic.trunk, d.device, value=n.critic.head))
+        models.append(HeadedTrunk(n.critic.trunk, d.device, value=n.critic.head))
     if n.reference is not None:
-        readers.append(Reader(trunk(n.reference), d.device, n.reference.get_output_embeddings()))
+        models.append(HeadedTrunk(trunk(n.reference), d.device, output_head(n.reference)))
     if n.reward is not None:
-        readers.append(Reader(trunk(n.reward), d.device))
-    peak = max(peak_of_reading(reader, batch) for reader in readers)
-    return Part("reading", peak, f"{batch.rows} rows of {batch.length} tokens")
+        models.append(HeadedTrunk(trunk(n.reward), d.device))
+    peak = max(forward_peak(model, batch) for model in models)
+    return Part("forward pass", peak, f"{batch.rows} rows of {batch.length} tokens")
 
 
 def _learning(d: Demand, role: Learner) -> list[Part]:
-    """Gradients, and what else is there at the worst moment of the backward passes."""
+    """Gradients, and what else is held at the peak of the backward passes."""
     size, batch, backwards = d.learners[role], d.microbatch(role), d.microbatches(role)
     whole = d.shards * d.layer_ways == 1
-    rehearse = partial(peak_of_learning, _learner(d, role), batch, backwards)
-    # Gradients of whole weights appear as activations go, so their peak is found together;
-    # those of sharded ones are sent off layer by layer.
+    peak = partial(backward_peak, _learner(d, role), batch, backwards)
+    # Gradients of whole weights grow while activations are freed, so their peak is found together;
+    # those of sharded ones are reduced layer by layer.
     gradients = d.held(size.learning_bytes, size.linear_learning_bytes)
-    activations = rehearse(keep=True) - gradients if whole else rehearse(keep=False)
-    because = f"{batch.rows} rows of {batch.length} tokens, {backwards} a step"
+    activations = peak(keep_gradients=whole) - (gradients if whole else 0)
+    because = f"{batch.rows} rows of {batch.length} tokens, {backwards} per step"
     return [
         Part(f"{role}'s gradients", gradients, f"{si(size.learning)} that learn{_divided(d)}"),
         *_whole_layers(d, learn=True),
@@ -184,7 +187,7 @@ def _learning(d: Demand, role: Learner) -> list[Part]:
 
 
 def _of_update(d: Demand, activations: int) -> list[Part]:
-    """What some kinds of update hold beside the gradients."""
+    """What some kinds of update hold beside gradients and activations."""
     match d.config.actor.update:
         case PenaltyUpdate(estimator="full"):
             return [Part("old policy", d.actor.weight_bytes, "for the KL over the vocabulary")]
@@ -196,18 +199,19 @@ def _of_update(d: Demand, activations: int) -> list[Part]:
     return []
 
 
-def _learner(d: Demand, role: Learner) -> Reader:
-    n = d.networks
-    if role == "critic":
-        return Reader(n.critic.trunk, d.device, value=n.critic.head)
-    head = n.actor.get_output_embeddings()
-    value = n.critic.head if d.config.critic.shared_trunk and n.critic is not None else None
-    return Reader(trunk(n.actor), d.device, policy=head, value=value)
+def _learner(d: Demand, role: Learner) -> HeadedTrunk:
+    actor, critic = d.networks.actor, d.networks.critic
+    if role == "critic" and critic is not None:
+        return HeadedTrunk(critic.trunk, d.device, value=critic.head)
+    value = critic.head if critic is not None and critic.shared_trunk else None
+    return HeadedTrunk(trunk(actor), d.device, policy=output_head(actor), value=value)
 
 
 def _whole_layers(d: Demand, learn: bool = False) -> list[Part]:
-    """FSDP gathers the layer at hand and the one after it, and for the whole of a pass what lies
-    outside the layers; gradients are whole until they are sent off."""
+    """FSDP gathers the current layer and the next, and what is outside the layers for a whole pass.
+
+    Gradients are whole until they are reduced.
+    """
     if d.shards == 1:
         return []
     largest = max(d.roles.values(), key=lambda role: role.layer_bytes)
@@ -237,7 +241,7 @@ def _saving(d: Demand) -> list[Part]:
 
 
 def _cache_bytes(d: Demand) -> int:
-    """Keys and values of a token in all layers."""
+    """Bytes of a token's keys and values in all layers."""
     model = d.networks.actor
     c = model.config
     heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
@@ -246,7 +250,7 @@ def _cache_bytes(d: Demand) -> int:
 
 
 def _float_bytes(d: Demand) -> int:
-    """Of log-probs and all that is made from them: float32 at least."""
+    """Bytes of log-probs and all that is computed from them: float32 at least."""
     return max(4, d.networks.actor.dtype.itemsize)
 
 

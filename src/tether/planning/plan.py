@@ -12,7 +12,7 @@ from tether.dist.tensor_parallel import refuse_unshareable
 from tether.errors import UserError
 from tether.planning.cost import Cost, memory_bandwidth, operations, sent
 from tether.planning.machine import UNKNOWN, Machine
-from tether.planning.memory import Memory, Moment, Part, plan_memory
+from tether.planning.memory import Memory, Part, Phase, plan_memory
 from tether.planning.workload import Demand, Networks, Size, outline_networks
 from tether.ppo.roles import Roles, pick_device
 from tether.ppo.scoring import Trial
@@ -23,14 +23,16 @@ Line = tuple[str, str, str]  # what, how much, and the arithmetic behind it
 
 @dataclass(frozen=True)
 class Plan:
+    """What a run will do, and what it takes of memory, disk and time."""
+
     config: Config
     networks: Networks
     longest_prompt: int
     train_prompts: int | None = None  # unknown where there is no tokenizer to read them with
     heldout_prompts: int = 0
-    notes: tuple[str, ...] = ()  # what could not be checked; what is not as named
-    tried: tuple[Trial, ...] = ()  # what the reward said to a few rows
-    machine: Machine | None = None  # that `tether check` runs on
+    notes: tuple[str, ...] = ()  # what could not be checked; departures from a paper
+    tried: tuple[Trial, ...] = ()  # what the reward gave for a few rows
+    machine: Machine | None = None  # the one that `tether check` runs on
 
     def __repr__(self) -> str:
         """The run in a line; the rest is in `lines()`, `memory_lines()` and `time_lines()`."""
@@ -43,7 +45,7 @@ class Plan:
 
     @cached_property
     def demand(self) -> Demand:
-        """Of one process."""
+        """The work of one process."""
         device = self.config.device
         return Demand(
             config=self.config,
@@ -55,14 +57,17 @@ class Plan:
 
     @property
     def actor(self) -> Size:
+        """Size of the actor."""
         return self.demand.actor
 
     @property
     def critic(self) -> Size:
+        """Size of the critic."""
         return self.demand.critic
 
     @property
     def reference(self) -> Size:
+        """Size of the reference."""
         return self.demand.reference
 
     @property
@@ -73,6 +78,7 @@ class Plan:
 
     @property
     def learning_bytes(self) -> int:
+        """Bytes of the weights that learn."""
         return self.actor.learning_bytes + self.critic.learning_bytes
 
     @cached_property
@@ -88,14 +94,16 @@ class Plan:
 
     @property
     def checkpoints_kept(self) -> int:
+        """Checkpoints on disk at the same time, without the one being written."""
         return self.config.train.keep_last + self.config.train.keep_best
 
     @property
     def disk_bytes(self) -> int:
+        """Bytes on disk of all checkpoints."""
         return (self.checkpoints_kept + 1) * self.checkpoint_bytes
 
     def lines(self) -> list[Line]:
-        """The arithmetic of the run."""
+        """Return the arithmetic of the run."""
         c = self.config
         prompts, samples, longest = (
             c.rollout.prompts,
@@ -105,14 +113,14 @@ class Plan:
         evaluated = min(self.heldout_prompts, c.train.eval_prompts)
         checkpoint = byte_text(self.checkpoint_bytes)
         return [
-            ("rows an iteration", f"{c.rows}", f"{prompts} prompts x {samples} samples"),
-            ("actor steps an iteration", *_actor_steps(c)),
-            ("critic steps an iteration", *_critic_steps(c)),
+            ("rows per iteration", f"{c.rows}", f"{prompts} prompts x {samples} samples"),
+            ("actor steps per iteration", *_actor_steps(c)),
+            ("critic steps per iteration", *_critic_steps(c)),
             ("iterations", f"{c.train.iterations}", self._passes()),
             (
                 "response tokens",
                 si(c.train.iterations * c.rows * longest),
-                f"at most: {longest} a row",
+                f"at most: {longest} per row",
             ),
             (
                 "longest row",
@@ -130,20 +138,20 @@ class Plan:
         ]
 
     def reward_lines(self) -> list[Line]:
-        """What the reward returned when it was tried."""
+        """Return what the reward gave for a few rows."""
         return [(trial.where, trial.result, trial.why) for trial in self.tried]
 
     def memory_lines(self) -> list[Line]:
-        """What lies in the memory of a process, then how much of it at once."""
+        """Return the parts of a process's memory, then its sum in each phase."""
         memory = self.memory
         parts = [(part.what, byte_text(part.size), part.because) for part in memory.parts]
-        moments = [_moment(memory.standing, ())]
-        moments += [_moment(moment, memory.standing.parts) for moment in memory.moments]
+        phases = [_phase(memory.always, ())]
+        phases += [_phase(phase, memory.always.parts) for phase in memory.phases]
         peak = ("peak", byte_text(memory.peak.size), f"in {memory.peak.when}")
-        return [*parts, *moments, peak, *self._room_here()]
+        return [*parts, *phases, peak, *self._room_here()]
 
     def _room_here(self) -> list[Line]:
-        """Whether the processes of a plan fit this machine; those that Ray places go elsewhere."""
+        """Tell whether the processes fit this machine; Ray's may run on others."""
         if self.machine is None or self.machine.free_bytes == UNKNOWN:
             return []
         processes = 1 if self.config.launch.kind == "ray" else self.demand.workers
@@ -156,17 +164,18 @@ class Plan:
 
     @property
     def does_not_fit(self) -> bool:
+        """Whether this machine has less free memory than the plan takes."""
         return any(because.startswith("too little") for _, _, because in self._room_here())
 
     def sent_lines(self) -> list[Line]:
-        """What a process sends in an iteration; nothing if it is alone."""
+        """Return what a process sends in an iteration; nothing if it is alone."""
         found = sent(self.demand)
         total = sum(cost.amount for cost in found)
         lines = [(cost.what, byte_text(cost.amount), cost.because) for cost in found]
         return [*lines, ("in all", byte_text(total), "by each process")] if lines else []
 
     def time_lines(self) -> list[Line]:
-        """How long an iteration takes: at the rates of `launch`, or at this machine's own."""
+        """Return the time of an iteration at the rates of `launch`, or at this machine's own."""
         launch, d = self.config.launch, self.demand
         teraflops, whence = launch.teraflops, "one after the other"
         if teraflops is None and self.machine is not None and d.workers == 1:
@@ -204,8 +213,8 @@ class Plan:
         if not rollout.is_multi_turn:
             return []
         who = rollout.environment or ", ".join(tool.kind for tool in rollout.tools)
-        most = f"with {who}; at most {rollout.max_observation_tokens} tokens an observation"
-        return [("turns a row", f"{rollout.max_turns}", most)]
+        most = f"with {who}; at most {rollout.max_observation_tokens} tokens per observation"
+        return [("turns per row", f"{rollout.max_turns}", most)]
 
     def _roles(self) -> str:
         actor, critic, reference = self.actor, self.critic, self.reference
@@ -219,7 +228,7 @@ class Plan:
 
 
 def make_plan(config: Config, roles: Roles) -> Plan:
-    """Of a run whose models are loaded and whose prompts are read."""
+    """Plan a run whose models and prompts are loaded."""
     plan = Plan(
         config=config,
         networks=outline_networks(config),
@@ -254,17 +263,17 @@ def check_disk(plan: Plan, folder: Path, own_bytes: int = 0) -> None:
 def check_layers_divide(config: Config, networks: Networks) -> None:
     """Refuse a tensor parallelism that the models' layers cannot be divided by."""
     ways = config.launch.tensor_parallel
-    models = (networks.actor, networks.critic and networks.critic.trunk, networks.reference)
-    for model in models:
+    critic = networks.critic.trunk if networks.critic is not None else None
+    for model in (networks.actor, critic, networks.reference):
         if ways > 1 and model is not None:
             refuse_unshareable(model.config, ways)
 
 
-def _moment(moment: Moment, standing: tuple[Part, ...]) -> Line:
-    begins = standing and moment.parts[: len(standing)] == standing
-    rest = moment.parts[len(standing) :] if begins else moment.parts
-    names = [*(["standing"] if begins else []), *(part.what for part in rest)]
-    return f"= {moment.when}", byte_text(moment.size), " + ".join(names)
+def _phase(phase: Phase, always: tuple[Part, ...]) -> Line:
+    begins = always and phase.parts[: len(always)] == always
+    rest = phase.parts[len(always) :] if begins else phase.parts
+    names = [*(["always"] if begins else []), *(part.what for part in rest)]
+    return f"= {phase.when}", byte_text(phase.size), " + ".join(names)
 
 
 def _operations(cost: Cost) -> str:

@@ -1,5 +1,7 @@
-"""`tether check`: everything that a run needs, loaded and validated; where the weights are not at
-hand or do not fit, planned for from the models' config.json files."""
+"""`tether check`: load and validate everything that a run needs.
+
+Where weights are missing or do not fit, the plan is made from the models' config.json files.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +24,7 @@ from tether.support.units import byte_text
 
 
 def preview(config: Config, reward: Reward | None, reading: OnProgress | None = None) -> Plan:
+    """Plan a run on this machine, and try its reward on a few rows; nothing is trained."""
     torch.set_num_threads(config.threads)
     machine = this_machine(config.device)
     return replace(_preview(config, reward, reading), machine=machine)
@@ -48,7 +51,7 @@ def _plan_shapes(
     reason: str,
     reading: OnProgress | None,
 ) -> Plan:
-    """The data are read all the same, if there is a tokenizer to read them with."""
+    """Plan without weights; the prompts are read if there is a tokenizer for them."""
     settings, columns = config.model, columns_wanted(config.reward, reward)
     room = room_for_prompts(config, networks.actor.config)
     if not has_tokenizer(settings.actor, settings.hub):
@@ -84,7 +87,7 @@ def _plan_shapes(
 
 
 def _why_not_loaded(config: Config) -> str | None:
-    """What keeps the models from being loaded here, if anything does."""
+    """Return what keeps the models from being loaded here, if anything does."""
     names, hub = list(_models(config)), config.model.hub
     for name in names:
         if not has_weights(name, hub):
@@ -100,7 +103,7 @@ def _why_not_loaded(config: Config) -> str | None:
 
 
 def _models(config: Config) -> Iterator[str]:
-    """The model of each role that has weights of its own."""
+    """Yield the model of each role that has weights of its own."""
     settings = config.model
     yield settings.actor
     if config.has_critic and not config.critic.shared_trunk:

@@ -1,4 +1,4 @@
-"""What a run asks of each process: which share of the work, in batches of which size, at most."""
+"""The work of each process of a run: its share of the rows, in batches of at most which size."""
 
 import math
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.config import Config, LoraSection
 from tether.models.critic import Critic
-from tether.models.forward import recompute_in_backward
+from tether.models.forward import output_head, recompute_in_backward
 from tether.models.loading import load_on_meta
 from tether.models.lora import insert_adapter
 from tether.models.token_log_probs import max_cached_cells
@@ -28,18 +28,20 @@ from tether.rewards.parts import learned_model
 
 @dataclass(frozen=True)
 class Networks:
-    """What each role adds: a critic on the actor's trunk is its head alone, and a reference that
-    is the actor's base, or none, is nothing."""
+    """The network that each role adds, as shapes without weights.
+
+    A reference that is the actor's base adds none.
+    """
 
     actor: PreTrainedModel
     critic: Critic | None
     reference: PreTrainedModel | None
-    reward: nn.Module | None
+    reward: PreTrainedModel | None
 
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers in a role's weights and, of these, the ones that learn."""
+    """Numbers and bytes of a role's weights and, of these, the ones that learn."""
 
     parameters: int = 0
     weight_bytes: int = 0
@@ -85,14 +87,8 @@ def _make_ready_to_learn(
         recompute_in_backward(model)
 
 
-def critic_size(config: Config, networks: Networks) -> Size:
-    critic = networks.critic
-    if critic is None:
-        return Size()
-    return size_of(critic.head if config.critic.shared_trunk else critic)
-
-
 def size_of(module: nn.Module | None) -> Size:
+    """Count a module's weights; all is 0 for None."""
     if module is None:
         return Size()
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
@@ -121,7 +117,7 @@ Learner = Literal["actor", "critic"]
 
 @dataclass(frozen=True)
 class Demand:
-    """Every row is taken to be as long as it can be."""
+    """The work of a process, with every row at its greatest length."""
 
     config: Config
     networks: Networks
@@ -131,35 +127,41 @@ class Demand:
 
     @cached_property
     def actor(self) -> Size:
+        """Size of the actor."""
         return size_of(self.networks.actor)
 
     @cached_property
     def critic(self) -> Size:
-        return critic_size(self.config, self.networks)
+        """Size of what the critic adds: the head alone where the trunk is the actor's."""
+        critic = self.networks.critic
+        return size_of(None if critic is None else critic.networks()[0].module)
 
     @cached_property
     def reference(self) -> Size:
+        """Size of the reference."""
         return size_of(self.networks.reference)
 
     @cached_property
     def reward(self) -> Size:
+        """Size of the reward model."""
         return size_of(self.networks.reward)
 
     @property
     def roles(self) -> dict[str, Size]:
+        """Sizes of the roles that have weights of their own."""
         names = ("actor", "critic", "reference", "reward")
         sizes = {name: getattr(self, name) for name in names}
         return {name: size for name, size in sizes.items() if size.parameters}
 
     @property
     def learners(self) -> dict[Learner, Size]:
-        """Roles with an optimizer of their own; a shared trunk's value head is in the actor's."""
+        """Sizes of roles with an optimizer; a shared trunk's value head is in the actor's."""
         own = self.config.has_critic and not self.config.critic.shared_trunk
         return {"actor": self.actor, **({"critic": self.critic} if own else {})}
 
     @property
     def layer_ways(self) -> int:
-        """Processes that share each layer."""
+        """Processes that divide each layer."""
         return self.config.launch.tensor_parallel
 
     @property
@@ -169,31 +171,32 @@ class Demand:
 
     @property
     def shards(self) -> int:
-        """Parts that weights, gradients and moments are cut into."""
+        """Shards of weights, gradients and moments."""
         return self.replicas if self.config.launch.weights == "sharded" else 1
 
     def held(self, whole: int, linear: int) -> int:
-        """What a process has of so many bytes, of which `linear` are the layers' matrices."""
+        """Return a process's share of so many bytes, `linear` of them in the layers' matrices."""
         return math.ceil((whole - linear + linear / self.layer_ways) / self.shards)
 
     @property
     def longest_row(self) -> int:
+        """Greatest length of a row, prompt and response."""
         return self.longest_prompt + self.config.rollout.max_response_tokens
 
     @property
     def tokens(self) -> int:
-        """Of an iteration, prompts and responses."""
+        """Tokens of an iteration, prompts and responses."""
         return self.config.rows * self.longest_row
 
     def step_rows(self, role: Learner) -> int:
-        """Rows of one optimizer step."""
+        """Return the rows of one optimizer step."""
         c = self.config
         if role == "critic":
             return c.critic_minibatch_rows
         return c.rows if c.actor.update.kind == "trpo" else c.actor.minibatch_rows
 
     def steps(self, role: Learner) -> int:
-        """Optimizer steps an iteration."""
+        """Return the optimizer steps of an iteration."""
         c = self.config
         if role == "actor" and c.actor.update.kind == "trpo":
             return 1
@@ -201,30 +204,30 @@ class Demand:
         return epochs * math.ceil(c.rows / self.step_rows(role))
 
     def microbatch(self, role: Learner) -> Batch:
-        """A process's largest, as `data.collate.microbatches` makes them."""
+        """Return a process's largest microbatch, as `data.batching.microbatches` makes them."""
         c = self.config
         rows = math.ceil(self.step_rows(role) / self.replicas)
         if role == "critic":
             return self._batch(rows, c.critic.microbatch_tokens)
-        cells = max_cached_cells(self.networks.actor.get_output_embeddings())
+        cells = max_cached_cells(output_head(self.networks.actor))
         rows = min(rows, max(1, cells // c.rollout.max_response_tokens))
         return self._batch(rows, c.actor.microbatch_tokens)
 
     def microbatches(self, role: Learner) -> int:
-        """Backward passes of a process before a step."""
+        """Return the backward passes of a process before a step."""
         rows = math.ceil(self.step_rows(role) / self.replicas)
         return math.ceil(rows / self.microbatch(role).rows)
 
     @property
-    def reading(self) -> Batch:
-        """The largest batch of a pass without gradients."""
+    def forward_batch(self) -> Batch:
+        """The largest batch of a forward pass without gradients."""
         rows = math.ceil(self.config.rows / self.replicas)
         return self._batch(rows, self.config.actor.microbatch_tokens)
 
     @property
-    def readings(self) -> int:
-        """Batches of such a pass."""
-        return math.ceil(math.ceil(self.config.rows / self.replicas) / self.reading.rows)
+    def forward_batches(self) -> int:
+        """Batches of such a pass over a process's rows."""
+        return math.ceil(math.ceil(self.config.rows / self.replicas) / self.forward_batch.rows)
 
     def _batch(self, rows: int, tokens: int) -> Batch:
         rows = max(1, min(rows, tokens // self.longest_row))
@@ -237,6 +240,6 @@ class Demand:
 
     @property
     def slots(self) -> int:
-        """Rows that it samples at once."""
+        """Rows that a process samples at once."""
         room = self.config.rollout.cache_tokens // self.longest_row
         return max(1, min(self.sampled_rows, room))
