@@ -1,4 +1,4 @@
-"""The four roles and what serves them, built once a run."""
+"""The four roles (actor, critic, reference, reward) and what they need, built once per run."""
 
 import copy
 import datetime
@@ -46,7 +46,7 @@ from tether.types import Prompts, Rollout
 
 @dataclass(frozen=True)
 class Roles:
-    """Who takes part in an iteration."""
+    """Everything that takes part in an iteration."""
 
     vocabulary: Vocabulary
     train_prompts: PromptSet
@@ -60,13 +60,13 @@ class Roles:
     actor_optimizer: Optimizer
     critic_optimizer: Optimizer | None
     broken: list[str]  # rows of data and of corpora that were left out, and why
-    day: datetime.date | None = None  # that the chat template is told, if it asks
+    day: datetime.date | None = None  # the date that the chat template is given, if it asks
 
 
 def build_roles(
     config: Config, reward: Reward | None = None, reading: OnProgress | None = None
 ) -> Roles:
-    """Load and check everything that a run needs; nothing is trained yet."""
+    """Load and check everything that a run needs, without training."""
     device = pick_device(config.device)
     columns = columns_wanted(config.reward, reward)
 
@@ -117,14 +117,17 @@ def build_roles(
 
 
 def template_day(config: Config, vocabulary: Vocabulary) -> datetime.date | None:
-    """Return the day that the chat template is told in the whole run; None if it does not ask."""
+    """Return the date that the chat template is given in the whole run; None if it asks for none.
+
+    The first process decides, as midnight may fall between two of them.
+    """
     if not asks_for_date(vocabulary.tokenizer):
         return config.data.date
     return config.data.date or on_first_process(datetime.date.today)
 
 
 def build_sampler(config: Config, vocabulary: Vocabulary) -> Sampler:
-    """The one that `rollout.sampler` names; vLLM itself starts with the first weights it gets."""
+    """Build the sampler that `rollout.sampler` names; vLLM starts with the first `sync`."""
     rollout = config.rollout
     limits = vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature
     if rollout.sampler == "local":
@@ -207,8 +210,11 @@ def _critic_weights(critic: ValueFunction) -> list[nn.Parameter]:
 def build_scorer(
     config: Config, reward: Reward | None, prompts: PromptSet, device: torch.device
 ) -> Scorer:
-    """A function handed over in Python stays in this process, and so does a reward model; a
-    function named in the config does not."""
+    """Build the scorer of the reward.
+
+    A function passed in Python and a reward model run in this process; a function that the config
+    names runs in a child process.
+    """
     if reward is not None:
         return InProcessScorer(reward)
     name = learned_model(config.reward)
@@ -219,22 +225,23 @@ def build_scorer(
 
 
 def pick_device(name: str) -> torch.device:
+    """Return the device of this process; `auto` is a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         return torch.empty(0, device=local_device(name)).device
     except (RuntimeError, AssertionError):
-        raise UserError(f"device {name!r} is not there; write cpu or auto.") from None
+        raise UserError(f"There is no device {name!r}; write cpu or auto.") from None
 
 
 def room_for_prompts(config: Config, model_config: object) -> int | None:
-    """Tokens that the model's positions leave for a prompt, if they are limited."""
+    """Return the tokens that the model's positions leave for a prompt; None if not limited."""
     positions = getattr(model_config, "max_position_embeddings", None)
     if positions is None:
         return None
     rollout = config.rollout
     room = positions - rollout.max_response_tokens
-    if rollout.environment is not None:  # what its reset says stands after the prompt
+    if rollout.environment is not None:  # the text of its reset follows the prompt
         room -= rollout.max_observation_tokens
     if room < 1:
         raise UserError(
@@ -244,14 +251,17 @@ def room_for_prompts(config: Config, model_config: object) -> int | None:
     return room
 
 
-NUM_RESPONSES = 256  # of the reference: the mean is then known to a sixteenth of a deviation
+NUM_RESPONSES = 256  # the standard error of the mean is then 1/16 of a standard deviation
 
 
 def build_learned_scorer(
     config: Config, name: str, prompts: PromptSet, device: torch.device
 ) -> LearnedScorer:
-    """The reward model and its scale. The scale follows from the config and its files alone; a
-    checkpoint keeps it all the same, so that a resumed run has it whatever has changed."""
+    """Load the reward model and measure its scale on responses of the reference.
+
+    The scale follows from the config and its files alone. A checkpoint holds it all the same, so
+    that a resumed run has the same one.
+    """
     tokens = config.actor.microbatch_tokens
     reward = load_reward_model(name, config.model.dtype, device, tokens)
     scorer = LearnedScorer(reward, config.data.system_prompt, Scale())
@@ -262,8 +272,10 @@ def build_learned_scorer(
 
 
 def start_value_head(critic: Critic, config: Config, scale: Scale) -> None:
-    """A critic on a reward model's trunk takes over its head as well, in the units of the score:
-    the value of a state is then what the response so far would have earned."""
+    """Start the value head of a critic on a reward model's trunk with the reward model's head.
+
+    It is put into the units of the score, so a value starts as the score of the response so far.
+    """
     if config.model.critic is None or scale.std == 0:
         return
     weight = load_head_weight(find_model(config.model.critic), critic.head.in_features)
@@ -277,7 +289,7 @@ def start_value_head(critic: Critic, config: Config, scale: Scale) -> None:
 def _reference_responses(
     config: Config, prompts: Prompts, device: torch.device
 ) -> list[dict[str, object]]:
-    """Rows for the reward, one response a prompt; the model is loaded for this alone."""
+    """Sample one response per prompt, as rows for the reward; the model is loaded for this only."""
     settings, rollout = config.model, config.rollout
     name = settings.reference or settings.actor
     dtype = settings.reference_dtype or settings.dtype

@@ -1,4 +1,4 @@
-"""Does what must hold in theory hold on this machine, with this model, today?"""
+"""Checks, before the first update, that what must hold in theory holds here and now."""
 
 import math
 from collections.abc import Iterator
@@ -29,7 +29,10 @@ def check_rewards_add_up(
     kl: Float[Tensor, "rows response"],
     beta: float,
 ) -> None:
-    """The token rewards of every row sum to its score minus beta times its KL."""
+    """Refuse token rewards that do not sum to each row's score minus beta times its KL.
+
+    `token_level_rewards` and `kl` are rows x response.
+    """
     expected = torch.where(scores.usable, scores.values, 0.0) - beta * kl.sum(dim=1)
     error = (token_level_rewards.sum(dim=1) - expected).abs().max()
     if not error <= 1e-4 * (1 + expected.abs().max()):
@@ -37,11 +40,11 @@ def check_rewards_add_up(
 
 
 def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
-    """Sample a few rows and hold the first numbers of training to what they must be.
+    """Sample a few rows, check the first numbers of training, and return the findings.
 
-    Before the first update the new policy is the old one: the ratio is 1. Where the reference has
-    the actor's weights, as in a fresh run, the KL is 0. The sampler's log-probs are the training
-    forward's.
+    Before the first update the ratio of new to old policy is 1. Where the reference has the
+    actor's weights, as in a fresh run, the KL is 0. The sampler's log-probs equal those of the
+    training forward.
     """
     prompts = roles.train_prompts.first(min(PROMPTS, config.rows))
     roles.sampler.sync(roles.actor.model, 0)
@@ -52,15 +55,16 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     new_log_probs = torch.zeros_like(old_log_probs)
     for rows in _microbatches(sequences, roles.actor, config):
         part = sequences.select(rows)
-        found = _read_with_gradients(roles.actor, part, mask[rows, : part.width])
+        found = _log_probs_with_gradients(roles.actor, part, mask[rows, : part.width])
         new_log_probs[rows, : part.width] = found
 
     exact = config.model.dtype != "bfloat16"
     ratio_gap = _largest(new_log_probs - old_log_probs)
     sampler_gap = _largest(rollout.rollout_log_probs - old_log_probs)
-    _hold("the first ratio is not 1: new and old log-probs", ratio_gap, RATIO_TOLERANCE, exact)
+    what = "the first ratio is not 1: new and old log-probs"
+    _refuse_gap(what, ratio_gap, RATIO_TOLERANCE, exact)
     own = config.rollout.sampler == "local"  # another engine's gap is measured and corrected
-    _hold("sampler and training forward", sampler_gap, SAMPLER_TOLERANCE, exact and own)
+    _refuse_gap("sampler and training forward", sampler_gap, SAMPLER_TOLERANCE, exact and own)
     parts = [f"ratio 1 (±{ratio_gap:.0e})", f"sampler = trainer (±{sampler_gap:.0e})"]
 
     kl = k1(old_log_probs, ref_log_probs, mask)
@@ -69,7 +73,7 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
         kl_gap = _largest(kl)
         alike = config.model.reference_dtype in (None, config.model.dtype)
         what = "KL to an equal reference is not 0: log-probs"
-        _hold(what, kl_gap, RATIO_TOLERANCE, exact and alike)
+        _refuse_gap(what, kl_gap, RATIO_TOLERANCE, exact and alike)
         parts.append(f"KL to reference 0 (±{kl_gap:.0e})")
 
     everywhere = torch.ones_like(mask[:, 0])
@@ -83,8 +87,10 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
 def _microbatches(
     sequences: Sequences, actor: Policy, config: Config
 ) -> Iterator[Int[Tensor, " some"]]:
-    """Row numbers in groups as large as those of an update, at most: `tether check` plans for
-    updates, so what fits in memory there has to fit here."""
+    """Yield row numbers in groups no larger than those of an update.
+
+    `tether check` plans memory for updates, so the self-check must not need more.
+    """
     own_rows = math.ceil(config.actor.minibatch_rows / world().replicas)
     for rows in torch.arange(len(sequences.ids), device=sequences.ids.device).split(own_rows):
         limits = config.actor.microbatch_tokens, actor.max_cached_cells
@@ -92,10 +98,10 @@ def _microbatches(
             yield rows[group]
 
 
-def _read_with_gradients(
+def _log_probs_with_gradients(
     actor: Policy, part: Sequences, mask: Bool[Tensor, "rows response"]
 ) -> Float[Tensor, "rows response"]:
-    """Log-probs by the path of an update. The graph is gone on return, before the next is made."""
+    """Return log-probs by the path of an update; the graph is freed on return."""
     log_probs, _ = actor.log_probs_and_entropies(actor.states(part), part, mask)
     return log_probs.detach()
 
@@ -104,8 +110,8 @@ def _largest(gap: Tensor) -> float:
     return float(gap.detach().abs().max())
 
 
-def _hold(what: str, gap: float, tolerance: float, exact: bool) -> None:
-    # In lower precision the gap is reported, not a reason to stop.
+def _refuse_gap(what: str, gap: float, tolerance: float, exact: bool) -> None:
+    # In lower precision the gap is reported only.
     if exact and not gap <= tolerance:
         raise RunStopped(
             f"Self-check failed: {what} differ by {gap:.2g}, more than {tolerance:g}; "
