@@ -31,7 +31,7 @@ from tether.errors import RunStopped, UserError
 from tether.models.lora import add_adapter
 from tether.models.weights import trainable_parameters
 from tether.ppo.roles import build_roles
-from tether.rollout import vllm
+from tether.rollout import vllm, vllm_engine
 from tether.rollout.engine import EngineSampler, GenerationRequest
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Draw, Greedy, SingleTurn
@@ -80,14 +80,14 @@ def test_the_correction_is_by_token_for_vllm_and_none_for_the_local_sampler(tiny
 
 def test_weights_have_a_checkpoint_s_names_and_an_adapter_is_merged():
     model = make_family("smollm2")
-    plain = {name: x.clone() for name, x in vllm.named_weights(model)}
+    plain = {name: x.clone() for name, x in vllm_engine.named_weights(model)}
     assert plain.keys() == dict(model.named_parameters(remove_duplicate=False)).keys()
     assert plain["lm_head.weight"].equal(plain["model.embed_tokens.weight"])  # tied, yet named
     add_adapter(model, LoraSection(rank=2, alpha=4.0), 0, "actor")
     with torch.no_grad():
         for weight in trainable_parameters(model).values():
             weight.normal_()
-    merged = {name: x.clone() for name, x in vllm.named_weights(model)}
+    merged = {name: x.clone() for name, x in vllm_engine.named_weights(model)}
     assert merged.keys() == plain.keys()
     layer = model.model.layers[0].self_attn.q_proj
     a, b = (getattr(layer, f"lora_{x}")["default"].weight for x in "AB")
@@ -97,7 +97,7 @@ def test_weights_have_a_checkpoint_s_names_and_an_adapter_is_merged():
 
 
 def test_the_written_shape_has_a_head_of_its_own(tmp_path, tiny_model):
-    vllm.write_config(tiny_model, None, tmp_path)
+    vllm_engine.write_config(tiny_model, None, tmp_path)
     written = type(tiny_model.config).from_pretrained(tmp_path)
     assert written.tie_word_embeddings is False
     assert written.architectures == ["LlamaForCausalLM"]

@@ -106,7 +106,7 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
     """
     layers = [m for m in model.modules() if _is_worth_packing(m) and _can_be_packed(m)]
     for layer in layers:
-        layer.forward = _packed_forward(layer)
+        cast(Any, layer).forward = _packed_forward(layer)
     try:
         yield
     finally:

@@ -90,7 +90,9 @@ class FusedLogProbs(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator is untyped)
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Any, ...]:
         """Return the gradients of states, weight and bias."""
         by_log_prob, by_entropy = grad_outputs
         states, weight, bias, ids, entropies = ctx.saved_tensors

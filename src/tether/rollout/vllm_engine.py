@@ -1,0 +1,212 @@
+"""vLLM (PagedAttention, Kwon et al., arXiv 2309.06180) as an engine inside this process.
+
+`python -m tether.rollout.vllm_engine SETTINGS IN OUT` is the child process of `VllmProcess`: it
+reads requests as JSON lines from file descriptor IN and answers each on OUT. Weights come through
+a safetensors file.
+"""
+
+import copy
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tether.errors import UserError
+from tether.models.lora import adapter_merged
+from tether.rewards.child import die_with_parent
+from tether.rewards.functions import describe
+from tether.rollout.engine import Completion, GenerationRequest
+
+# A single process, and no usage statistics.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the engine is started with."""
+
+    eos_ids: tuple[int, ...]
+    max_row_tokens: int  # prompt and response together
+    cache_bytes: int
+    threads: int
+    reads_text: bool = False  # it gets the tokenizer, so that texts can end a turn
+
+
+class VllmEngine:
+    """vLLM inside this process."""
+
+    def __init__(
+        self, settings: Settings, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        self.settings, self.tokenizer = settings, tokenizer
+        self.llm: Any = None
+
+    def load(self, weights: PreTrainedModel) -> None:
+        """Sample with these weights from now on; vLLM starts with the first ones."""
+        if self.llm is None:
+            with tempfile.TemporaryDirectory() as folder:
+                write_config(weights, self.tokenizer, Path(folder))
+                self.llm = start_llm(folder, number_format(weights), self.settings)
+        with torch.no_grad():
+            load_weights(self.llm, named_weights(weights))
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """Return a completion per request, in order."""
+        return generate(self.llm, requests, self.settings.eos_ids)
+
+
+def write_config(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path
+) -> None:
+    """Write the model's config and tokenizer, without weights.
+
+    A head tied to the embedding is declared untied: given only the embedding, vLLM would leave the
+    head as it was.
+    """
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = False
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight by its name in a checkpoint, tied ones under both; adapters are merged."""
+    with adapter_merged(model):
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            if ".lora_" not in name:
+                yield name.replace(".base_layer.", "."), weight.detach()
+
+
+def start_llm(folder: str, floats: str, settings: Settings) -> Any:
+    """Start vLLM with the shapes of the model in `folder`; `load_weights` fills them."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    set_num_threads = torch.set_num_threads
+    try:
+        vllm: Any = import_module("vllm")
+        context = json.loads((Path(folder) / "config.json").read_bytes()).get(
+            "max_position_embeddings", settings.max_row_tokens
+        )
+        return vllm.LLM(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=not settings.reads_text,
+            generation_config="vllm",  # ignore the model's own sampling settings
+            dtype=floats,
+            max_model_len=min(settings.max_row_tokens, context),
+            kv_cache_memory_bytes=settings.cache_bytes,
+            logprobs_mode="processed_logprobs",  # after the temperature, as the trainer has them
+            enable_prefix_caching=True,
+            enforce_eager=True,
+            disable_log_stats=True,
+            seed=0,
+        )
+    except Exception as error:  # of many kinds, for shapes, memory and versions
+        raise UserError(f"vLLM does not start with this model: {describe(error)}") from error
+    finally:
+        torch.set_num_threads = set_num_threads  # vLLM on a CPU disables it
+        torch.set_num_threads(settings.threads)
+
+
+def load_weights(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Load weights by vLLM's own loader, which arranges them for its kernels.
+
+    Its prefix cache, computed with the old weights, is emptied.
+    """
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    llm.reset_prefix_cache()
+
+
+def generate(
+    llm: Any, requests: Sequence[GenerationRequest], eos_ids: Sequence[int]
+) -> list[Completion]:
+    """Return a completion per request, in order.
+
+    Log-probs of greedy tokens are at temperature 1; these are never trained on.
+    """
+    vllm: Any = import_module("vllm")
+    settings = [
+        vllm.SamplingParams(
+            temperature=request.temperature,
+            seed=request.seed if request.temperature > 0 else None,
+            max_tokens=request.max_tokens,
+            ignore_eos=True,  # vLLM's notion of EOS; `stop_token_ids` are ours
+            stop_token_ids=list(eos_ids),
+            logprobs=0,
+            detokenize=bool(request.stop),
+            stop=list(request.stop),
+            include_stop_str_in_output=bool(request.stop),
+            skip_special_tokens=False,
+        )
+        for request in requests
+    ]
+    prompts = [{"prompt_token_ids": request.ids} for request in requests]
+    with torch.compiler.set_stance("force_eager"):  # else it compiles a single sum, for seconds
+        found = [output.outputs[0] for output in llm.generate(prompts, settings, use_tqdm=False)]
+    return [
+        Completion(
+            ids=list(one.token_ids),
+            log_probs=[at[i].logprob for at, i in zip(one.logprobs, one.token_ids, strict=True)],
+        )
+        for one in found
+    ]
+
+
+def number_format(model: PreTrainedModel) -> str:
+    """Return the float type of a model as vLLM calls it."""
+    return str(model.dtype).removeprefix("torch.")
+
+
+def main(spec: str, orders_fd: int, answers_fd: int) -> None:
+    """Run the child process: answer each request until the pipe closes."""
+    die_with_parent()
+    fields = json.loads(spec)
+    folder, floats = fields.pop("folder"), fields.pop("number_format")
+    settings = Settings(**{**fields, "eos_ids": tuple(fields["eos_ids"])})
+    with os.fdopen(orders_fd) as orders, os.fdopen(answers_fd, "w") as answers:
+
+        def answer(said: dict[str, Any]) -> None:
+            answers.write(json.dumps(said) + "\n")
+            answers.flush()
+
+        try:
+            llm = start_llm(folder, floats, settings)
+        except UserError as error:
+            return answer({"refused": str(error)})
+        answer({"ready": True})
+        for line in orders:
+            try:
+                answer(_follow(llm, json.loads(line), settings))
+            except Exception as error:
+                answer({"error": describe(error)})
+
+
+def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    if "load" in order:
+        with safe_open(order["load"], framework="pt") as file:
+            load_weights(llm, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
+        return {"loaded": True}
+    requests = [
+        GenerationRequest(**{**one, "stop": tuple(one["stop"])}) for one in order["requests"]
+    ]
+    return {"completions": [asdict(one) for one in generate(llm, requests, settings.eos_ids)]}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
