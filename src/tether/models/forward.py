@@ -94,11 +94,11 @@ def _checkpointed(function: partial, *states: object) -> object:
     layer = cast(Any, function.func).__self__
 
     def run(*states: object) -> object:
-        told, layer.training = layer.training, False
+        before, layer.training = layer.training, False
         try:
             return function(*states)
         finally:
-            layer.training = told
+            layer.training = before
 
     return checkpoint(run, *states, use_reentrant=False)
 

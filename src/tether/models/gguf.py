@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 def transformers_source(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return what `from_pretrained` takes for a model: its directory, and options.
 
-    A GGUF that cannot be unpacked into the cache is read as it is, or the reading says why not.
+    A GGUF that cannot be unpacked into the cache is passed to transformers as it is.
     """
     if path.is_dir():
         return path, {}

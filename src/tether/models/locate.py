@@ -1,4 +1,4 @@
-"""Where a model lies: a Hugging Face directory, a run, a GGUF file or, if allowed, the hub."""
+"""Finding models: a Hugging Face directory, a run, a GGUF file or, if allowed, the hub."""
 
 from pathlib import Path
 

@@ -224,7 +224,7 @@ class ProbabilityBuffer:
         return torch.empty(cells, vocabulary, dtype=float_type, device=states.device)
 
     def put_back(self, probs: Float[Tensor, "cells vocabulary"]) -> None:
-        """Keep the tensor for the next `take` if it is larger than the one at hand.
+        """Keep the tensor for the next `take` if it is larger than the free one.
 
         A graph that is dropped without a backward pass puts nothing back.
         """

@@ -1,4 +1,4 @@
-"""Refusals of model directories: their code, pickles, weights that lie elsewhere, absurd sizes."""
+"""Refusals of model directories: their code, pickles, weights outside them, absurd sizes."""
 
 import json
 import math

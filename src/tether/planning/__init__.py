@@ -1,1 +1,1 @@
-"""What a run will take: operations, memory, disk, time."""
+"""Planning a run: its operations, memory, disk and time."""

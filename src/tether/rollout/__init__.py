@@ -1,1 +1,1 @@
-"""Sampling: the Sampler and Episode protocols, and the sampler that runs in this process."""
+"""Sampling: the Sampler and Episode protocols, samplers, turns and tools."""
