@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForSequenceClassification
 
 from tether.errors import UserError
-from tether.models import loading
+from tether.models import locate
 from tether.models.critic import Critic
 from tether.models.loading import load_causal_lm, load_trunk
 from tether.models.policy import Policy
@@ -189,7 +189,7 @@ def test_a_hub_name_is_looked_up_only_when_asked(monkeypatch, tiny_model_dir):
         assert not any(fnmatch("modeling.py", pattern) for pattern in allow_patterns)
         return tiny_model_dir
 
-    monkeypatch.setattr(loading, "snapshot_download", fetch)
+    monkeypatch.setattr(locate, "snapshot_download", fetch)
     with pytest.raises(UserError, match=r"No model at 'someone/model'.*model\.hub: true"):
         load_causal_lm("someone/model", "float32", CPU)
     assert asked == []
@@ -202,7 +202,7 @@ def test_a_hub_that_does_not_answer_is_one_sentence(monkeypatch):
     def fetch(name, allow_patterns):
         raise ConnectionError("no route to host\nmore lines")
 
-    monkeypatch.setattr(loading, "snapshot_download", fetch)
+    monkeypatch.setattr(locate, "snapshot_download", fetch)
     with pytest.raises(UserError, match=r"could not be fetched from the hub: no route to host$"):
         load_causal_lm("someone/model", "float32", CPU, hub=True)
 
