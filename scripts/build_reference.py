@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from tether.config import Config, walk_fields
+from tether.config import ESTIMATORS, AdvantageSection, Config, walk_fields
 from tether.explain.example_sums import DISTRIBUTIONS
 from tether.explain.examples import EXAMPLES, Example
 from tether.explain.examples_text import number
@@ -29,6 +29,12 @@ CONFIG_INTRO = """\
 A recipe is a YAML mapping of the sections below. On the command line every field is
 `--section.field VALUE`, and VALUE is read as YAML. Sections are in the order in which data flows
 through them. Unknown fields are errors. How to use all this: [running](running.md).
+"""
+
+ESTIMATORS_INTRO = """\
+The estimators: r is a token's reward and V its value, ′ marks the next token, s is the sum of a
+response's token rewards, mean and std are over the responses to one prompt. More about them:
+[updates and estimators](updates.md).
 """
 
 METRICS_INTRO = """\
@@ -123,7 +129,27 @@ def config_page() -> str:
         ]
         if rows:
             parts.append(table(["field", "type", "range", "default", "meaning"], rows))
+        if section is AdvantageSection:
+            parts.append(ESTIMATORS_INTRO)
+            parts.append(
+                table(["estimator", "formula", "whitened", "needs", "paper"], estimators())
+            )
     return "\n".join([*parts, NEXT["config"]])
+
+
+def estimators() -> list[list[str]]:
+    """The rows of the table of advantage estimators."""
+    rows = []
+    for name, traits in ESTIMATORS.items():
+        needs = {
+            "a critic": traits.needs_critic,
+            "one greedy response per prompt": traits.needs_greedy,
+            "`samples_per_prompt` ≥ 2": traits.by_group,
+        }
+        needed = ", ".join(words for words, needed in needs.items() if needed) or "nothing"
+        whitened = "yes" if traits.whitens else "no"
+        rows.append([f"`{name}`", traits.formula, whitened, needed, traits.paper])
+    return rows
 
 
 def metrics_page() -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tether.cli.terminal import table
+from tether.config import ESTIMATORS
 from tether.run.directory import EVALS, METRICS, TIMINGS
 from tether.run.reader import read_lines
 
@@ -37,21 +38,13 @@ UPDATES = {
     ],
     "cispo": ["--actor.update.kind", "cispo"],
 }
-ESTIMATORS = {
-    name: ["--advantage.estimator", name, *extra]
-    for name, extra in {
-        "grpo": [],
-        "dr_grpo": [],
-        "rloo": [],
-        "reinforce_plus_plus": [],
-        "reinforce_plus_plus_baseline": [],
-        "remax": [],
-        "opo": [],
-    }.items()
+WITHOUT_CRITIC = {
+    name: ["--advantage.estimator", name]
+    for name, traits in ESTIMATORS.items()
+    if not traits.needs_critic
 }
-VARIANTS = (
-    UPDATES | ESTIMATORS | {"value head on the actor": ["--critic.shared_trunk", "true", *SHARED]}
-)
+SHARED_TRUNK = {"value head on the actor": ["--critic.shared_trunk", "true", *SHARED]}
+VARIANTS = UPDATES | WITHOUT_CRITIC | SHARED_TRUNK
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from tether.algo.advantages import group_advantages, remax, reward_to_go, zero_spread
+from tether.algo import advantages
+from tether.algo.advantages import (
+    AdvantageInputs,
+    estimate_advantages,
+    remax,
+    reward_to_go,
+    rloo,
+    zero_spread,
+)
+from tether.config import ESTIMATORS, AdvantageSection
 
 # Two prompts with three responses each, of 2, 1 and 3 tokens; the reward stands on the last one.
 LENGTHS = [2, 1, 3, 2, 1, 3]
@@ -15,9 +24,11 @@ REWARDS[torch.arange(6), torch.tensor(LENGTHS) - 1] = SCORES
 
 def rows(estimator, rewards=REWARDS, scores=SCORES, mask=MASK):
     """The advantage of each row, which must stand on all its tokens and nowhere else."""
-    advantages = group_advantages(estimator, rewards, scores, mask, samples=3)
-    first = advantages[:, 0]
-    assert torch.equal(advantages, torch.where(mask, first[:, None], 0.0))
+    nothing, no_rows = torch.zeros_like(rewards), torch.zeros_like(scores)
+    inputs = AdvantageInputs(rewards, nothing, no_rows, scores, no_rows, mask, samples=3)
+    found = estimate_advantages(AdvantageSection(estimator=estimator), inputs)
+    first = found[:, 0]
+    assert torch.equal(found, torch.where(mask, first[:, None], 0.0))
     return first.tolist()
 
 
@@ -58,7 +69,7 @@ def test_grpo_gives_0_to_a_group_whose_scores_are_equal_as_it_would_scale_the_kl
 
 
 @pytest.mark.parametrize(
-    "estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo"]
+    "estimator", [name for name, traits in ESTIMATORS.items() if traits.by_group]
 )
 def test_a_group_whose_rewards_are_equal_gets_exactly_0(estimator):
     """0.1 + 0.1 + 0.1 is not 0.3: what rounding leaves would be whitened up."""
@@ -106,9 +117,13 @@ def test_padding_does_not_change_the_last_bit():
     """A longer row elsewhere in the batch widens this one; its float32 numbers stay the same."""
     torch.manual_seed(0)
     rewards = torch.randn(6, 7)
-    scores, mask = torch.arange(6.0), torch.ones(6, 7, dtype=torch.bool)
-    narrow = group_advantages("rloo", rewards, scores, mask, samples=3)
+    mask = torch.ones(6, 7, dtype=torch.bool)
+    narrow = rloo(rewards, mask, samples=3)
     for extra in range(1, 60):
         wide = torch.nn.functional.pad(rewards, (0, extra))
         padded = torch.nn.functional.pad(mask, (0, extra))
-        assert torch.equal(group_advantages("rloo", wide, scores, padded, 3)[:, :7], narrow)
+        assert torch.equal(rloo(wide, padded, samples=3)[:, :7], narrow)
+
+
+def test_every_estimator_of_the_config_has_a_function_and_no_other_name_has():
+    assert list(advantages.ESTIMATORS) == list(ESTIMATORS)

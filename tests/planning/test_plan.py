@@ -134,6 +134,12 @@ def test_operations_are_two_a_parameter_and_token_forward_and_six_with_backward(
     assert total == f"{1000 * (seconds + sending):.2g} ms"
 
 
+def test_a_greedy_response_per_prompt_is_sampled_too_where_the_estimator_needs_it(planned):
+    plan = planned(advantage__estimator="remax")
+    costs = {cost.what: cost.amount for cost in operations(plan.demand)}
+    assert costs["sampling"] == 2 * ACTOR * (6 * 9 + 12 * 8 + 6 * 9 + 6 * 8)
+
+
 def test_recomputed_layers_cost_a_third_more_and_an_adapter_a_third_less(planned):
     def update(**dotted) -> float:
         plan = planned(**dotted)

@@ -12,6 +12,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from ppo.test_iteration import nudge
+from tether.config import ESTIMATORS
 from tether.data.batching import join, pad_left, pad_right
 from tether.ppo.experience import mask_states
 from tether.ppo.iteration import run_iteration
@@ -21,16 +22,6 @@ from tether.types import Rollout
 EOS = 256
 CONTROLS = Controls(beta=0.3, penalty_coef=0.7)
 KINDS = ["clip", "penalty", "trpo", "cpi", "reinforce", "gspo", "cispo"]
-ESTIMATORS = [
-    "gae",
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "opo",
-]
 AGGREGATIONS = [
     "token_mean",
     "seq_mean_token_mean",

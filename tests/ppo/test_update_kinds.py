@@ -18,7 +18,7 @@ from helpers import (
 )
 
 import tether
-from tether.config import GROUP_ESTIMATORS
+from tether.config import ESTIMATORS
 from tether.models.critic import Critic, NoCritic
 from tether.models.policy import FrozenReference, NoReference
 from tether.ppo import roles as roles_module
@@ -533,6 +533,9 @@ def test_remax_takes_off_what_the_greedy_response_to_the_same_prompt_scored(buil
         assert cells == pytest.approx([expected] * len(cells), abs=1e-5)
 
 
+GROUP_ESTIMATORS = [name for name, traits in ESTIMATORS.items() if traits.by_group]
+
+
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_a_row_left_alone_in_its_group_leaves_with_an_event(build, estimator):
     """Rows 1, 4 and 5 cannot be scored: row 0 is alone then, and group 4, 5 is gone."""
@@ -553,7 +556,7 @@ def test_a_row_left_alone_in_its_group_leaves_with_an_event(build, estimator):
     assert rollout_rows(outcome, roles.vocabulary, config)[0]["score"] is None
 
 
-@pytest.mark.parametrize("estimator", ["gae", "remax", "reinforce_plus_plus"])
+@pytest.mark.parametrize("estimator", [n for n in ESTIMATORS if n not in GROUP_ESTIMATORS])
 def test_where_there_are_no_groups_no_row_is_lonely(build, estimator):
     calls = iter([1.0, None, *[0.5] * 1000])
     roles, config = build(
@@ -567,10 +570,7 @@ def test_where_there_are_no_groups_no_row_is_lonely(build, estimator):
 RUNS = {
     **{name: {"actor__update": kind} for name, kind in KINDS.items()},
     "trpo": {"actor__update": {"kind": "trpo"}},
-    **{
-        name: {"advantage__estimator": name}
-        for name in ("gae", *GROUP_ESTIMATORS, "reinforce_plus_plus", "remax")
-    },
+    **{name: {"advantage__estimator": name} for name in ESTIMATORS},
     "trpo without a critic": {
         "actor__update": {"kind": "trpo"},
         "advantage__estimator": "rloo",

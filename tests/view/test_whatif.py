@@ -268,6 +268,22 @@ def test_a_run_without_critic_offers_no_gae(client):
     assert "remax" in offered
 
 
+def test_a_run_by_an_estimator_of_another_version_is_shown_and_not_recomputed(runs, tmp_path):
+    folder = tmp_path / "runs"
+    shutil.copytree(runs / "grpo", folder / "grpo")
+    config = (folder / "grpo" / "config.yaml").read_text()
+    (folder / "grpo" / "config.yaml").write_text(
+        config.replace("estimator: grpo", "estimator: sarsa")
+    )
+    client = client_of(folder)
+    number = next(iter(file_rows(runs, "grpo")))
+    assert client.get(f"/api/runs/grpo/rollouts/1/{number}").status_code == 200
+    refused = client.get(f"/api/runs/grpo/rollouts/1/{number}/whatif")
+    assert refused.status_code == 400
+    assert "sarsa" in refused.json()["error"]
+    assert what_if(client, "grpo", number, estimator="rloo")["settings"]["needs_critic"] is False
+
+
 def test_the_logged_journey_of_a_row_holds_the_files_numbers(client, runs):
     for number, row in file_rows(runs, "gae").items():
         body = client.get(f"/api/runs/gae/rollouts/1/{number}").json()

@@ -2,17 +2,25 @@
 
 `gae` asks a critic what was expected. The others need none: they compare a response with others
 to the same prompt, with the batch, or with the greedy response. s is a row's summed token reward.
+What each needs is data in `tether.config.estimators`, by the same names as `ESTIMATORS` here.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from tether.config import AdvantageSection
+
+SPREAD_FLOOR = 1e-6  # added to a group's standard deviation before dividing by it
 
 
 def place_scores(
     scores: Float[Tensor, " rows"], mask: Bool[Tensor, "rows response"]
 ) -> Float[Tensor, "rows response"]:
-    """Each score on the last True cell of its row, once; a row without a True cell gets none."""
+    """Put each score on the last True cell of its row; a row without a True cell gets none."""
     columns = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, columns, -1).amax(dim=1)
     return torch.where(columns == last[:, None], scores[:, None], 0.0)
@@ -23,44 +31,56 @@ def shape_rewards(
     kl: Float[Tensor, "rows response"],
     beta: float,
 ) -> Float[Tensor, "rows response"]:
-    """score - beta x KL, token by token. `kl` is 0 on masked cells, and so is the result."""
+    """Return score - beta x KL per token. `kl` is 0 on masked cells, and so is the result.
+
+    Ziegler et al. 2019 (1909.08593), equation 2.
+    """
     return token_level_scores - beta * kl
-
-
-SPREAD_FLOOR = 1e-6
 
 
 def bootstrap_values(
     values_after: Float[Tensor, " rows"], truncated: Bool[Tensor, " rows"], rule: str
 ) -> Float[Tensor, " rows"]:
-    """The value after each response's last token: 0 once it has ended. A truncated one is worth
-    0 by rule `zero` too, and the critic's estimate by rule `bootstrap`."""
+    """Return the value after each response's last token: 0 once the response has ended.
+
+    A truncated one is worth 0 by rule `zero` too, and the critic's estimate by rule `bootstrap`.
+    """
     if rule == "zero":
         return torch.zeros_like(values_after)
     return torch.where(truncated, values_after, 0.0)
 
 
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """What an estimator may use. Rows of one prompt are neighbours, `samples` of them."""
+
+    rewards: Float[Tensor, "rows response"]  # score - beta x KL
+    values: Float[Tensor, "rows response"]  # 0 without a critic
+    final_values: Float[Tensor, " rows"]  # see `bootstrap_values`
+    scores: Float[Tensor, " rows"]  # before the KL
+    greedy_scores: Float[Tensor, " rows"]  # of the greedy response to the same prompt, or 0
+    mask: Bool[Tensor, "rows response"]
+    samples: int
+
+
 def estimate_advantages(
-    estimator: str,
-    rewards: Float[Tensor, "rows response"],
-    values: Float[Tensor, "rows response"],
-    final_values: Float[Tensor, " rows"],
-    scores: Float[Tensor, " rows"],
-    greedy_scores: Float[Tensor, " rows"],
-    mask: Bool[Tensor, "rows response"],
-    gamma: float,
-    lam: float,
-    samples: int,
+    section: AdvantageSection, inputs: AdvantageInputs
 ) -> Float[Tensor, "rows response"]:
-    """Raw advantages by the estimator of that name; whitening is the caller's own line."""
-    match estimator:
-        case "gae":
-            return gae(rewards, values, final_values, mask, gamma, lam)
-        case "reinforce_plus_plus":
-            return reward_to_go(rewards, mask, gamma)
-        case "remax":
-            return remax(rewards, greedy_scores, mask, gamma)
-    return group_advantages(estimator, rewards, scores, mask, samples)
+    """Return raw advantages by the section's estimator; whitening is a step of its own."""
+    return ESTIMATORS[section.estimator](section, inputs)
+
+
+Estimate = Callable[[AdvantageSection, AdvantageInputs], Float[Tensor, "rows response"]]
+ESTIMATORS: dict[str, Estimate] = {
+    "gae": lambda s, x: gae(x.rewards, x.values, x.final_values, x.mask, s.gamma, s.lam),
+    "grpo": lambda s, x: grpo(x.rewards, x.scores, x.mask, x.samples),
+    "dr_grpo": lambda s, x: minus_group_mean(x.rewards, x.mask, x.samples),
+    "rloo": lambda s, x: rloo(x.rewards, x.mask, x.samples),
+    "reinforce_plus_plus": lambda s, x: reward_to_go(x.rewards, x.mask, s.gamma),
+    "reinforce_plus_plus_baseline": lambda s, x: minus_group_mean(x.rewards, x.mask, x.samples),
+    "remax": lambda s, x: remax(x.rewards, x.greedy_scores, x.mask, s.gamma),
+    "opo": lambda s, x: opo(x.rewards, x.mask, x.samples),
+}
 
 
 def gae(
@@ -71,13 +91,15 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Float[Tensor, "rows response"]:
-    """Generalised advantage estimation, backwards over the columns.
+    """Estimate advantages by GAE, backwards over the columns.
 
         delta_t = r_t + gamma * V_next - V_t
         A_t     = delta_t + gamma * lam * A_next
 
     On a masked cell V_next and A_next pass unchanged: no decay, no reward, as if the column were
     not there. After the last sampled token V_next is `final_values`, 0 for a finished response.
+
+    Schulman et al. 2016 (1506.02438), equation 16.
     """
     advantages = torch.zeros_like(rewards)
     next_value = final_values
@@ -95,7 +117,10 @@ def gae(
 def reward_to_go(
     rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], gamma: float
 ) -> Float[Tensor, "rows response"]:
-    """Discounted sum of the rewards from each token on; masked columns do not discount."""
+    """Return the discounted sum of the rewards from each token on; masked columns do not discount.
+
+    Whitened over the batch it is REINFORCE++: Hu et al. 2025 (2501.03262).
+    """
     zeros = torch.zeros_like(rewards)
     return gae(rewards, zeros, zeros[:, 0], mask, gamma, lam=1.0)
 
@@ -106,63 +131,115 @@ def remax(
     mask: Bool[Tensor, "rows response"],
     gamma: float,
 ) -> Float[Tensor, "rows response"]:
-    """Reward-to-go minus what the greedy response to the same prompt scored."""
+    """Return the reward-to-go minus the score of the greedy response to the same prompt.
+
+    Li et al. 2023 (2310.10505).
+    """
     return torch.where(mask, reward_to_go(rewards, mask, gamma) - greedy_scores[:, None], 0.0)
 
 
-def group_advantages(
-    estimator: str,
+def grpo(
     rewards: Float[Tensor, "rows response"],
     scores: Float[Tensor, " rows"],
     mask: Bool[Tensor, "rows response"],
     samples: int,
 ) -> Float[Tensor, "rows response"]:
-    """One advantage a row, the same on all its tokens: s against the group's baseline.
+    """Return (s - mean) / (std + 1e-6) within the group, std unbiased.
 
-    A group is the `samples` neighbouring rows of one prompt; rows without a True cell are not in
-    it. Where all raw scores of a group are equal, its rows still differ in the KL in the reward,
-    and the true gradient is that of beta times the KL: a solved prompt pulls back to the reference.
-    Only grpo gets 0 there, as its division by the spread would scale that KL up to size 1. Rows are
-    summed in float64: in float32 the sum would depend, in its last bit, on how far the batch is
-    padded.
+    A group whose raw scores are all equal gets 0: its rows differ only in the KL in the reward,
+    which the division would scale up to size 1.
 
-        grpo                          (s - mean) / (std + 1e-6)
-        dr_grpo                       s - mean
-        reinforce_plus_plus_baseline  s - mean, to be whitened
-        rloo                          s - mean of the others = k/(k-1) (s - mean)
-        opo                           s - mean weighted by length
+    Shao et al. 2024 (2402.03300), section 4.1.2.
     """
-    there = mask.any(dim=1).view(-1, samples)
+    groups = group_rows(rewards, mask, samples)
+    variance = (groups.centred**2).sum(dim=1, keepdim=True) / (groups.count - 1).clamp(min=1)
+    advantages = groups.to_tokens(groups.centred / (variance.sqrt() + SPREAD_FLOOR))
+    alike = zero_spread(scores, mask, samples).repeat_interleave(samples)
+    return torch.where(alike[:, None], 0.0, advantages)
+
+
+def minus_group_mean(
+    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], samples: int
+) -> Float[Tensor, "rows response"]:
+    """Return s - mean of the group.
+
+    With token losses summed and divided by a constant it is Dr. GRPO: Liu et al. 2025
+    (2503.20783). Whitened over the batch it is REINFORCE++ with a baseline: Hu et al. 2025
+    (2501.03262).
+    """
+    groups = group_rows(rewards, mask, samples)
+    return groups.to_tokens(groups.centred)
+
+
+def rloo(
+    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], samples: int
+) -> Float[Tensor, "rows response"]:
+    """Return s - mean of the other rows of the group = k/(k-1) (s - mean), unbiased.
+
+    Kool et al. 2019, *Buy 4 REINFORCE Samples, Get a Baseline for Free!*; Ahmadian et al. 2024
+    (2402.14740).
+    """
+    groups = group_rows(rewards, mask, samples)
+    return groups.to_tokens(groups.centred * groups.count / (groups.count - 1).clamp(min=1))
+
+
+def opo(
+    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], samples: int
+) -> Float[Tensor, "rows response"]:
+    """Return s - mean of the group weighted by length: the baseline of least variance.
+
+    Hao et al. 2025 (2505.23585).
+    """
+    groups = group_rows(rewards, mask, samples)
+    lengths = mask.sum(dim=1).view(-1, samples)
+    weighted = (lengths * groups.sums).sum(dim=1, keepdim=True)
+    return groups.to_tokens(groups.sums - weighted / lengths.sum(dim=1, keepdim=True).clamp(min=1))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The rows of a batch by prompt, each with its s. Rows without a True cell are not counted."""
+
+    mask: Bool[Tensor, "rows response"]
+    sums: Float[Tensor, "groups samples"]  # s; 0 for a row without a True cell
+    centred: Float[Tensor, "groups samples"]  # s - mean; 0 likewise
+    count: Int[Tensor, "groups 1"]
+
+    def to_tokens(
+        self, advantages: Float[Tensor, "groups samples"]
+    ) -> Float[Tensor, "rows response"]:
+        """Give every token its row's advantage, exactly 0 where all s of a group are equal.
+
+        Where only the raw scores are equal, the KL in the reward still tells the rows apart, and
+        the true gradient is that of beta times the KL: a solved prompt pulls the policy back to
+        the reference.
+        """
+        alike = zero_spread(self.sums.flatten(), self.mask, self.sums.shape[1])
+        advantages = torch.where(alike[:, None], 0.0, advantages)  # and not what rounding leaves
+        return torch.where(self.mask, advantages.reshape(-1, 1), 0.0)
+
+
+def group_rows(
+    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], samples: int
+) -> Groups:
+    """Sum the rewards of each row, and compare it with its group: `samples` neighbouring rows.
+
+    Rows are summed in float64: in float32 the last bit of a sum would depend on how far the batch
+    is padded.
+    """
+    present = mask.any(dim=1).view(-1, samples)
     row_sums = rewards.sum(dim=1, dtype=torch.float64).to(rewards.dtype)
-    total = torch.where(there, row_sums.view(-1, samples), 0.0)
-    count = there.sum(dim=1, keepdim=True)
-    mean = total.sum(dim=1, keepdim=True) / count.clamp(min=1)
-    centred = torch.where(there, total - mean, 0.0)
-    alike = zero_spread(row_sums, mask, samples)  # exactly 0 there, and not what rounding leaves
-    match estimator:
-        case "grpo":
-            variance = (centred**2).sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)
-            advantage = centred / (variance.sqrt() + SPREAD_FLOOR)
-            alike = alike | zero_spread(scores, mask, samples)
-        case "dr_grpo" | "reinforce_plus_plus_baseline":
-            advantage = centred
-        case "rloo":
-            advantage = centred * count / (count - 1).clamp(min=1)
-        case "opo":
-            lengths = mask.sum(dim=1).view(-1, samples)
-            weighted = (lengths * total).sum(dim=1, keepdim=True)
-            advantage = total - weighted / lengths.sum(dim=1, keepdim=True).clamp(min=1)
-        case _:
-            raise ValueError(f"no group estimator {estimator!r}")
-    advantage = torch.where(alike[:, None], 0.0, advantage)
-    return torch.where(mask, advantage.reshape(-1, 1), 0.0)
+    sums = torch.where(present, row_sums.view(-1, samples), 0.0)
+    count = present.sum(dim=1, keepdim=True)
+    mean = sums.sum(dim=1, keepdim=True) / count.clamp(min=1)
+    return Groups(mask, sums, torch.where(present, sums - mean, 0.0), count)
 
 
 def zero_spread(
     numbers: Float[Tensor, " rows"], mask: Bool[Tensor, "rows response"], samples: int
 ) -> Bool[Tensor, " groups"]:
-    """Groups whose rows with a True cell, at least one, all have the same number."""
-    there, grouped = mask.any(dim=1).view(-1, samples), numbers.view(-1, samples)
-    highest = torch.where(there, grouped, -torch.inf).amax(dim=1)
-    lowest = torch.where(there, grouped, torch.inf).amin(dim=1)
+    """Return the groups whose rows with a True cell, at least one, all have the same number."""
+    present, grouped = mask.any(dim=1).view(-1, samples), numbers.view(-1, samples)
+    highest = torch.where(present, grouped, -torch.inf).amax(dim=1)
+    lowest = torch.where(present, grouped, torch.inf).amin(dim=1)
     return highest == lowest

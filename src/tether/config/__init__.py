@@ -5,13 +5,10 @@ how a recipe's YAML becomes a Config.
 """
 
 from tether.config.algorithm import (
-    GROUP_ESTIMATORS,
     KL_ALIASES,
     UPDATE_KINDS,
-    WHITENED,
     ActorSection,
     AdvantageSection,
-    Aggregation,
     AnyUpdate,
     CispoUpdate,
     ClipUpdate,
@@ -27,7 +24,17 @@ from tether.config.algorithm import (
     TrpoUpdate,
     Update,
 )
-from tether.config.base import SCHEMA, OwnCode, Section, Share, cores, count_values, refuse_userinfo
+from tether.config.base import (
+    SCHEMA,
+    Aggregation,
+    OwnCode,
+    Section,
+    Share,
+    cores,
+    count_values,
+    refuse_userinfo,
+)
+from tether.config.estimators import ESTIMATORS, EstimatorTraits
 from tether.config.ppo import Config, map_paths, walk_fields
 from tether.config.rollout import (
     TOOL_TAGS,
@@ -59,13 +66,12 @@ from tether.config.run import (
 )
 
 __all__ = [
-    "GROUP_ESTIMATORS",
+    "ESTIMATORS",
     "KL_ALIASES",
     "SCHEMA",
     "TOOL_TAGS",
     "TOO_COARSE_TO_LEARN",
     "UPDATE_KINDS",
-    "WHITENED",
     "WITH_TOOLS",
     "ActorSection",
     "AdvantageSection",
@@ -83,6 +89,7 @@ __all__ = [
     "DataFiles",
     "DataSection",
     "Dtype",
+    "EstimatorTraits",
     "GspoUpdate",
     "KlEstimator",
     "KlInLossSection",

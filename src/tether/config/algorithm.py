@@ -14,7 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from tether.config.base import Section, Share
+from tether.config.base import Aggregation, Section, Share
+from tether.config.estimators import ESTIMATORS, EstimatorName, EstimatorTraits
 
 # What other systems call the same KL estimators.
 KL_ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "kl+": "k1+", "low_var_kl+": "k3+"}
@@ -111,26 +112,13 @@ class KlSection(Section):
         return [name for name, section in sections.items() if section.ablation]
 
 
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
-WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-
-
 class AdvantageSection(Section):
     """From rewards and values to advantages."""
 
-    estimator: Literal[
-        "gae",
-        "grpo",
-        "dr_grpo",
-        "rloo",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "remax",
-        "opo",
-    ] = "gae"
-    """what an advantage is measured against; only gae needs a critic"""
+    estimator: EstimatorName = "gae"
+    """what an advantage is measured against; docs/config.md has the formulas"""
     gamma: Share = 1.0
-    """discount a token"""
+    """discount per token"""
     lam: Share = 0.95
     """lambda of GAE: 1 trusts the rewards, 0 trusts the critic"""
     whiten: bool | None = None
@@ -139,16 +127,12 @@ class AdvantageSection(Section):
     """what follows a truncated response: nothing, or the critic's value (it is then not scored)"""
 
     @property
+    def traits(self) -> EstimatorTraits:
+        return ESTIMATORS[self.estimator]
+
+    @property
     def whitens(self) -> bool:
-        return self.estimator in WHITENED if self.whiten is None else self.whiten
-
-    @property
-    def needs_critic(self) -> bool:
-        return self.estimator == "gae"
-
-    @property
-    def by_group(self) -> bool:
-        return self.estimator in GROUP_ESTIMATORS
+        return self.traits.whitens if self.whiten is None else self.whiten
 
 
 class CriticSection(Section):
@@ -334,9 +318,6 @@ Update = Annotated[
     AnyUpdate,
     Field(discriminator="kind"),
     BeforeValidator(lambda x: {"kind": "clip", **x} if isinstance(x, dict) else x),
-]
-Aggregation = Literal[
-    "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
 ]
 
 

@@ -16,11 +16,11 @@ from pydantic import (
 from tether.config.algorithm import (
     ActorSection,
     AdvantageSection,
-    Aggregation,
     CriticSection,
     KlSection,
 )
-from tether.config.base import cores
+from tether.config.base import Aggregation, cores
+from tether.config.estimators import ESTIMATORS
 from tether.config.rollout import RewardSection, RolloutSection
 from tether.config.run import (
     TOO_COARSE_TO_LEARN,
@@ -81,7 +81,7 @@ class Config(RunConfig):
 
     @cached_property
     def has_critic(self) -> bool:
-        return self.advantage.needs_critic
+        return self.advantage.traits.needs_critic
 
     @cached_property
     def refreshes_reference(self) -> bool:
@@ -92,9 +92,7 @@ class Config(RunConfig):
         """The one without which the loss is not that of the update's or the estimator's paper."""
         if self.actor.update.kind == "gspo":
             return "seq_mean_token_mean"
-        if self.advantage.estimator == "dr_grpo":
-            return "seq_mean_token_sum_norm"
-        return "token_mean"
+        return self.advantage.traits.aggregation
 
     @cached_property
     def aggregation(self) -> Aggregation:
@@ -137,7 +135,7 @@ class Config(RunConfig):
 
     @model_validator(mode="after")
     def _groups_have_rows(self) -> Config:
-        if self.advantage.by_group and self.rollout.samples_per_prompt < 2:
+        if self.advantage.traits.by_group and self.rollout.samples_per_prompt < 2:
             raise ValueError(
                 f"advantage.estimator {self.advantage.estimator} compares the responses to one "
                 f"prompt, so rollout.samples_per_prompt must be 2 or more"
@@ -149,7 +147,10 @@ class Config(RunConfig):
         critic, estimator = self.critic, self.advantage.estimator
         if not self.has_critic and (critic.shared_trunk or critic.warmup_iterations):
             field = "shared_trunk" if critic.shared_trunk else "warmup_iterations"
-            raise ValueError(f"critic.{field} needs a critic, and {estimator} has none; use gae")
+            names = [name for name, traits in ESTIMATORS.items() if traits.needs_critic]
+            raise ValueError(
+                f"critic.{field} needs a critic, and {estimator} has none; use {' or '.join(names)}"
+            )
         if not self.has_critic and self.advantage.truncation == "bootstrap":
             raise ValueError(
                 f"advantage.truncation bootstrap needs a critic, and {estimator} has none; "

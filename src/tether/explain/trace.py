@@ -186,7 +186,7 @@ def one_prompt_config(config: Config, data: str) -> Config:
     """One prompt, one step of critic and actor on all its rows; no whitening, as the mean and
     spread of a single row are no batch's. Groups and TRPO need more rows than one."""
     samples = config.rollout.samples_per_prompt
-    rows = samples if config.advantage.by_group else 1
+    rows = samples if config.advantage.traits.by_group else 1
     if config.actor.update.kind == "trpo":
         rows = max(rows, 2)
     critic = {} if config.critic.shared_trunk else {"epochs": 1, "minibatch_rows": rows}

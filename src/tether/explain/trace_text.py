@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tether.config import ESTIMATORS
 from tether.explain.document import Section, Table, number
 from tether.explain.words import Language, say
 
@@ -257,22 +258,13 @@ def _roles(record: Mapping[str, Any], speak: Say, explain: bool) -> list[Section
 
 
 def _advantage_formula(settings: Mapping[str, Any], speak: Say) -> str:
-    formulas = {
-        "gae": "δ = r + γ·V′ − V,  A = δ + γ·λ·A′",
-        "grpo": "A = (s − mean) / (std + 1e-6)",
-        "dr_grpo": "A = s − mean",
-        "reinforce_plus_plus_baseline": "A = s − mean",
-        "rloo": "A = s − mean of the others",
-        "opo": "A = s − mean weighted by length",
-        "reinforce_plus_plus": "A = r + γ·A′",
-        "remax": "A = r + γ·r′ + … − greedy score",
-    }
     name = settings["estimator"]
+    traits = ESTIMATORS[name]
     constants = f"γ = {settings['gamma']:g}" + (
-        f", λ = {settings['lam']:g}" if name == "gae" else ""
+        f", λ = {settings['lam']:g}" if traits.needs_critic else ""
     )
     return (
-        f"{speak('estimator')}{speak('colon')}{name}.  {formulas[name]};  R = A + V;  {constants}"
+        f"{speak('estimator')}{speak('colon')}{name}.  {traits.formula};  R = A + V;  {constants}"
     )
 
 

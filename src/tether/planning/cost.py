@@ -25,8 +25,9 @@ class Cost:
 def operations(d: Demand) -> list[Cost]:
     """Return the operations of an iteration by stage, in their order."""
     c, size = d.config, d.actor
-    prompts = c.rollout.prompts * d.longest_prompt
-    sampled = prompts + c.rows * c.rollout.max_response_tokens
+    greedy = c.rollout.prompts if c.advantage.traits.needs_greedy else 0
+    prompts = (c.rollout.prompts + greedy) * d.longest_prompt
+    sampled = prompts + (c.rows + greedy) * c.rollout.max_response_tokens
     found = [
         Cost("sampling", FORWARD * size.parameters * sampled, f"2 x {si(size.parameters)} x "
              f"{si(sampled)} tokens"),

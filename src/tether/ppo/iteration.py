@@ -1,6 +1,7 @@
 """One iteration of PPO, whole, in the order in which the data flows."""
 
 from tether.algo.advantages import (
+    AdvantageInputs,
     bootstrap_values,
     estimate_advantages,
     place_scores,
@@ -80,18 +81,16 @@ def run_iteration(
 
     # Was each token better than the critic expected? Returns teach it, advantages the actor.
     final_values = bootstrap_values(values_after, rollout.truncated, config.advantage.truncation)
-    advantages = estimate_advantages(
-        config.advantage.estimator,
-        token_level_rewards,
-        values,
-        final_values,
-        scores.values,
-        greedy_scores,
-        mask,
-        config.advantage.gamma,
-        config.advantage.lam,
-        config.rollout.samples_per_prompt,
+    inputs = AdvantageInputs(
+        rewards=token_level_rewards,
+        values=values,
+        final_values=final_values,
+        scores=scores.values,
+        greedy_scores=greedy_scores,
+        mask=mask,
+        samples=config.rollout.samples_per_prompt,
     )
+    advantages = estimate_advantages(config.advantage, inputs)
     returns = advantages + values
     moments = masked_moments(advantages, mask)
     policy_advantages = (

@@ -71,7 +71,7 @@ class Outcome:
     prompts: Prompts
     rollout: Rollout
     scores: Scores
-    greedy_scores: Float[Tensor, " rows"]  # ReMax's baseline; 0 for other estimators
+    greedy_scores: Float[Tensor, " rows"]  # 0 unless the estimator needs them
     experience: Experience
     moments: Moments
     actor: Report
@@ -121,7 +121,7 @@ class Outcome:
         meter.record("reward/mean", Mean(e.token_level_rewards.sum(), rows))
         meter.record("advantage/mean", Last(self.moments.mean))
         meter.record("advantage/std", Last(self.moments.variance.sqrt()))
-        if config.advantage.by_group:
+        if config.advantage.traits.by_group:
             samples = config.rollout.samples_per_prompt
             alike, usable_groups = (
                 zero_spread(scores, mask, samples).sum(),

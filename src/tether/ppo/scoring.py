@@ -81,7 +81,7 @@ def score_rollout(
     """
     bootstrapped = rollout.truncated & (config.advantage.truncation == "bootstrap")
     scores, events = score_responses(prompts, rollout, roles, config, skip=bootstrapped)
-    if not config.advantage.by_group:
+    if not config.advantage.traits.by_group:
         return scores, events
     lonely = rows_without_group(scores.usable, config.rollout.samples_per_prompt)
     events += [
@@ -156,12 +156,12 @@ def rows_without_group(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tens
 
 
 def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor, " rows"]:
-    """The score of the greedy response to each row's prompt, for ReMax; 0 for the others.
+    """Return the score of the greedy response to each row's prompt, 0 where no estimator needs it.
 
     A greedy response that cannot be scored is a baseline of 0, which is unbiased too.
     """
     device, samples = roles.actor.model.device, config.rollout.samples_per_prompt
-    if config.advantage.estimator != "remax":
+    if not config.advantage.traits.needs_greedy:
         return torch.zeros(len(prompts), device=device)
     once = prompts.every(samples)
     rollout = roles.sampler.run(roles.episodes(once), Greedy())

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tether.config import GROUP_ESTIMATORS, WHITENED, AdvantageSection, KlInRewardSection
+from tether.config import ESTIMATORS, AdvantageSection, EstimatorTraits, KlInRewardSection
 from tether.errors import UserError
 from tether.view.metric_table import as_number
 
 KL_ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")  # `full` has no place in a reward
-ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus",
-              "reinforce_plus_plus_baseline", "remax", "opo")  # fmt: skip
+UNKNOWN = EstimatorTraits(formula="A", paper="")
 LARGEST = 1e30  # that is computed with in float32
 
 
@@ -29,8 +28,22 @@ class Settings:
     estimator: str
     whiten: bool
 
+    @property
+    def traits(self) -> EstimatorTraits:
+        """Of the estimator; a name that this version does not know has none of them."""
+        return ESTIMATORS.get(self.estimator, UNKNOWN)
+
+    @property
+    def advantage(self) -> AdvantageSection:
+        """The config's section, unchecked: a config.yaml may have been written by anybody."""
+        return AdvantageSection.model_construct(
+            estimator=self.estimator, gamma=self.gamma, lam=self.lam
+        )
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The settings, and what the page has to know of the estimator to explain a token."""
+        traits = {"needs_critic": self.traits.needs_critic, "formula": self.traits.formula}
+        return {**asdict(self), **traits}
 
 
 def inside(mapping: Any, *path: str) -> Any:
@@ -75,19 +88,26 @@ def update_kind(config: Mapping[str, Any]) -> str:
 def choices(config: Mapping[str, Any]) -> dict[str, list[str]]:
     """The estimators that this run's files hold enough for.
 
-    gae needs a critic's values, ReMax the greedy responses, and a group more than one row: a run
-    with another estimator recorded none of the first two.
+    A run with another estimator recorded neither a critic's values nor greedy responses, and a
+    group needs more than one row.
     """
-    own = own_settings(config).estimator
-    missing = {"gae", "remax"} | (set() if samples_per_prompt(config) > 1 else {*GROUP_ESTIMATORS})
+    own, grouped = own_settings(config).estimator, samples_per_prompt(config) > 1
+    offered = [
+        name
+        for name, traits in ESTIMATORS.items()
+        if name == own
+        or not (traits.needs_critic or traits.needs_greedy or (traits.by_group and not grouped))
+    ]
     return {
-        "estimators": [name for name in ESTIMATORS if name == own or name not in missing],
+        "estimators": offered,
         "kl_estimators": list(KL_ESTIMATORS),
     }
 
 
 def read_settings(query: Mapping[str, str], config: Mapping[str, Any], own: Settings) -> Settings:
     """A person's settings; what is not given is the run's own."""
+    if own.estimator not in ESTIMATORS and "estimator" not in query:
+        raise UserError(f"This version does not know the run's estimator, {own.estimator[:40]!r}.")
     offered, changes = choices(config), {}
     for name, text in query.items():
         match name:
@@ -114,7 +134,7 @@ def read_settings(query: Mapping[str, str], config: Mapping[str, Any], own: Sett
 
 def _whitens(config: Mapping[str, Any], estimator: str) -> bool:
     asked = inside(config, "advantage", "whiten")
-    return asked if isinstance(asked, bool) else estimator in WHITENED
+    return asked if isinstance(asked, bool) else ESTIMATORS.get(estimator, UNKNOWN).whitens
 
 
 def _within(name: str, text: str, low: float, high: float, open_below: bool = False) -> float:

@@ -12,11 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tether.algo.advantages import estimate_advantages, gae, place_scores, shape_rewards
+from tether.algo.advantages import (
+    AdvantageInputs,
+    estimate_advantages,
+    gae,
+    place_scores,
+    shape_rewards,
+)
 from tether.algo.kl import estimate_kl
 from tether.algo.losses import LossInputs, PolicyLoss, policy_loss
 from tether.algo.masked import masked_moments, whiten
-from tether.config import GROUP_ESTIMATORS, CispoUpdate, ClipUpdate, GspoUpdate
+from tether.config import CispoUpdate, ClipUpdate, GspoUpdate
 from tether.types import Moments
 from tether.view.rollout_rows import NEEDED, Kept, length, numbers, read_kept
 from tether.view.run_reader import Rows
@@ -82,19 +88,17 @@ def from_settings(kept: Kept, settings: Settings, kind: str, samples: int) -> St
     kl = estimate_kl(settings.kl_estimator, logged["old_log_probs"], logged["ref_log_probs"], mask)
     token_level_scores = place_scores(kept.scores, mask)
     rewards = shape_rewards(token_level_scores, kl, settings.beta)
-    values = logged["values"] if settings.estimator == "gae" else torch.zeros_like(rewards)
-    advantages = estimate_advantages(
-        settings.estimator,
-        rewards,
-        values,
-        kept.final_values,
-        kept.scores,
-        kept.greedy_scores,
-        mask,
-        settings.gamma,
-        settings.lam,
-        samples,
+    values = logged["values"] if settings.traits.needs_critic else torch.zeros_like(rewards)
+    inputs = AdvantageInputs(
+        rewards=rewards,
+        values=values,
+        final_values=kept.final_values,
+        scores=kept.scores,
+        greedy_scores=kept.greedy_scores,
+        mask=mask,
+        samples=samples,
     )
+    advantages = estimate_advantages(settings.advantage, inputs)
     returns = advantages + values
     moments = _moved(kept, advantages)
     policy_advantages = whiten(advantages, mask, moments) if settings.whiten else advantages
@@ -125,7 +129,7 @@ def _moved(kept: Kept, advantages: Float[Tensor, "rows response"]) -> Moments:
 def _finish(kept: Kept, columns: dict[str, Tensor], settings: Settings, kind: str) -> Stages:
     mask = kept.mask
     final_values = kept.final_values
-    if settings.estimator != "gae":
+    if not settings.traits.needs_critic:
         final_values = torch.zeros_like(final_values)
     td_errors = gae(  # lambda 0 leaves the one-step error alone
         columns["token_level_rewards"],
@@ -195,9 +199,9 @@ def _note(
             f"Whitening saw the whole batch, of which {len(kept.slot_of)} rows are kept: its "
             f"mean and variance are moved as theirs are."
         )
-    if settings != own and settings.estimator == "gae":
+    if settings != own and settings.traits.needs_critic:
         sentences.append("The critic's values stay as they were logged.")
-    if settings.estimator in GROUP_ESTIMATORS and number // samples not in kept.complete_groups:
+    if settings.traits.by_group and number // samples not in kept.complete_groups:
         sentences.append("Rows of this group are missing: its baseline is that of the others.")
     if kind not in ("clip", "gspo", "cispo"):
         sentences.append(

@@ -63,10 +63,10 @@ function valueAfter(row, next) {
   return next === null ? row.row.final_value ?? 0 : row.columns.values?.[next];
 }
 
-function surprise(cell, row, { gamma, estimator }, next) {
+function surprise(cell, row, { gamma, needs_critic: needsCritic }, next) {
   const [delta, r, value] = [cell("td_errors"), cell("token_level_rewards"), cell("values")];
   const after = valueAfter(row, next);
-  if (estimator !== "gae" || !has(delta, r, value, after)) return null;
+  if (!needsCritic || !has(delta, r, value, after)) return null;
   const numbers = `${number(r)} + ${setting(gamma)} × ${term(after)} − ${term(value)}`;
   const words = [t(delta < 0 ? "say_delta_down" : "say_delta_up")];
   if (next === null) words.push(t(after === 0 ? "say_last" : "say_truncated"));
@@ -74,12 +74,13 @@ function surprise(cell, row, { gamma, estimator }, next) {
   return { name: t("step_delta"), formula, sentence: words.join(" ") };
 }
 
-function advantage(cell, row, { gamma, lam, estimator }, next) {
+function advantage(cell, row, settings, next) {
+  const { gamma, lam, estimator, needs_critic: needsCritic } = settings;
   const [a, delta] = [cell("advantages"), cell("td_errors")];
   if (!has(a)) return null;
-  if (estimator !== "gae") {
+  if (!needsCritic) {
     const sentence = t("say_group", { estimator });
-    return { name: t("step_advantage"), formula: `Â = ${number(a)}`, sentence };
+    return { name: t("step_advantage"), formula: `${settings.formula} = ${number(a)}`, sentence };
   }
   const later = next === null ? 0 : row.columns.advantages[next];
   if (!has(delta, later)) return null;
