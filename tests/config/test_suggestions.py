@@ -1,7 +1,7 @@
 """Words of other systems are understood, and far-fetched guesses are not made."""
 
 import pytest
-from conftest import tiny_llama
+from helpers import tiny_llama
 
 from tether.cli.field_options import one_word
 from tether.config.load import load_config

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import tiny_llama
+from helpers import tiny_llama
 from torch import nn
 
 from tether.models import cpu_matmul

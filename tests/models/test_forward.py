@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny_llama
-from helpers import mask_of, read_out, sequences_of, slow_entropies, slow_log_probs
+from helpers import mask_of, read_out, sequences_of, slow_entropies, slow_log_probs, tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,8 +6,7 @@ import gguf
 import pytest
 import torch
 import transformers
-from conftest import tiny_llama
-from helpers import changed, distinct_letters, slow_log_probs
+from helpers import changed, distinct_letters, slow_log_probs, tiny_llama
 
 import tether
 from models.families import make_family

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_llama
-from helpers import mask_of, read_out, sequences_of
+from helpers import mask_of, read_out, sequences_of, tiny_llama
 from safetensors.torch import load_file, save_file
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForSequenceClassification
 

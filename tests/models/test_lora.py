@@ -5,8 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_llama
-from helpers import mask_of, read_out, sequences_of, slow_log_probs
+from helpers import mask_of, read_out, sequences_of, slow_log_probs, tiny_llama
 from transformers.pytorch_utils import Conv1D
 
 from models.families import FAMILIES, make_family

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny_llama
-from helpers import generated, response, slow_log_probs
+from helpers import generated, response, slow_log_probs, tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.families import FAMILIES, make_family

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_llama
-from helpers import generated, mask_of, response, sample, slow_log_probs
+from helpers import generated, mask_of, response, sample, slow_log_probs, tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from conftest import tiny_llama
-from helpers import configured, response
+from helpers import configured, response, tiny_llama
 from models.families import EOS_IDS, GPT2, SHARED, SMOL, WINDOW, make_family
 from transformers import (
     GPT2Config,
