@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Tested versions; CONSTRAINTS=/dev/null installs the newest that pyproject.toml allows.
 CONSTRAINTS ?= constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python keeps compiled modules even where the environment says otherwise: tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 # What `make compare` trains; a recipe's name or the path of a YAML file.
 RECIPE ?= arithmetic
@@ -16,9 +18,19 @@ BENCH ?=
 # Options of `make golden`: --write, or --compare OTHER_CHECKOUT.
 GOLDEN ?=
 
-.PHONY: demo smollm2 test golden faults faults-quick learn search vllm compare bench profile scaling starter \
-	recording docs figures guide screenshots format lint type wheel clean
+.PHONY: help demo smollm2 quick test test-long golden newest faults faults-quick learn search vllm \
+	compare bench profile scaling starter recording docs figures guide screenshots format lint type \
+	wheel clean
 
+PYTEST := $(BIN)/python -m pytest
+ON_TWO_CORES := --numprocesses 2 --dist worksteal
+
+# What `make quick` runs: the maths, the config, the imports, one golden run, a run stopped and resumed.
+QUICK := tests/test_architecture.py tests/algo tests/config tests/ppo/test_iteration.py \
+	"tests/golden/test_golden.py::test_a_run_gives_the_numbers_on_record[clip]" \
+	tests/train/test_resume.py::test_a_stopped_run_goes_on_to_the_same_bits
+
+# The first target: `make` alone trains the demo.
 demo:  ## train the starter model with PPO on this machine, offline
 	@test -x $(BIN)/tether || $(MAKE) $(VENV)/.installed
 	$(BIN)/tether train
@@ -28,8 +40,14 @@ smollm2:  ## fetch SmolLM2-135M-Instruct for the recipe `smollm2`
 	@test -x $(BIN)/tether || $(MAKE) $(VENV)/.installed
 	$(BIN)/tether fetch smollm2
 
-test: $(VENV)/.installed-dev $(VENV)/.browser  ## the whole test suite
-	$(BIN)/python -m pytest -m "not learn and not slow" --numprocesses 2 --dist worksteal
+quick: $(VENV)/.installed-dev  ## after every edit, under a minute: maths, config, one run, one resume
+	$(PYTEST) $(QUICK) $(ON_TWO_CORES)
+
+test: $(VENV)/.installed-dev $(VENV)/.browser  ## the test suite, but for what is long
+	$(PYTEST) -m "not long" $(ON_TWO_CORES)
+
+test-long: $(VENV)/.installed-dev $(VENV)/.browser  ## what is long by nature: Ray, learning, many faults
+	$(PYTEST) -m long $(ON_TWO_CORES)
 
 golden: $(VENV)/.installed-dev  ## ten tiny runs against tests/golden/golden.json
 	$(BIN)/python tests/golden/golden.py $(GOLDEN)
@@ -41,8 +59,8 @@ newest:  ## the same with the newest versions that pyproject.toml allows, in an 
 faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, counted (under an hour)
 	$(BIN)/python scripts/faults.py --write
 
-faults-quick: $(VENV)/.installed-dev  ## a few of each; part of `make test`
-	$(BIN)/python -m pytest tests/faults
+faults-quick: $(VENV)/.installed-dev  ## a few tries of each
+	$(PYTEST) tests/faults
 
 learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every update kind (an hour)
 	$(BIN)/python scripts/measure_demo.py
@@ -66,7 +84,7 @@ profile: $(VENV)/.installed-dev  ## where the time of an iteration goes, into do
 	$(BIN)/python -m bench.profile
 
 scaling: $(VENV)/.installed-dev  ## several processes against one, and what they cost, into docs/
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m long tests/dist tests/data
 	$(BIN)/python scripts/measure_scaling.py --write
 
 starter: $(VENV)/.installed  ## rebuild the starter models and their data from nothing
@@ -88,19 +106,22 @@ guide: $(VENV)/.installed-dev  ## run the guide's commands and paste what they p
 screenshots: $(VENV)/.installed-dev $(VENV)/.browser  ## the pictures of docs/view.md
 	$(BIN)/python scripts/take_screenshots.py
 
-format: $(VENV)/.installed-dev
+format: $(VENV)/.installed-dev  ## ruff, with its fixes
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev  ## ruff and codespell
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/codespell
 
-type: $(VENV)/.installed-dev
+type: $(VENV)/.installed-dev  ## pyright over src/tether
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-wheel: $(VENV)/.installed-dev
+wheel: $(VENV)/.installed-dev  ## dist/tether-VERSION.whl
 	$(BIN)/python -m build --wheel
 
-clean:
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+clean:  ## remove the environment and what was built
 	rm -rf $(VENV) dist .pytest_cache .ruff_cache
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)

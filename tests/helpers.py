@@ -1,10 +1,15 @@
 """Slow, obvious references and small makers that several tests share. Nothing of tether computes
 a reference number here: loops over plain lists, and transformers' own forward."""
 
+import functools
+import inspect
 import json
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,6 +20,60 @@ from tether.config.load import validate_config
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Draw, SingleTurn
 from tether.types import Experience, Rollout, Sequences
+
+
+def table(names: str | tuple[str, ...], rows: Iterable, ids: Callable | Iterable | None = None):
+    """Run a test on every row of a table as one test, and report every row that fails.
+
+    Called as `pytest.mark.parametrize`, for rows that take next to no time: there each row would
+    cost more as a test of its own than in its body. The rows share the test's fixtures.
+    """
+    names = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else names
+    rows = list(rows)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def all_rows(*args, **kwargs) -> None:
+            assert rows, "an empty table proves nothing"
+            failed = []
+            for number, row in enumerate(rows):
+                values = _row_values(row, len(names))
+                try:
+                    test(*args, **kwargs, **dict(zip(names, values, strict=True)))
+                except (Exception, pytest.fail.Exception) as fault:
+                    failed.append(f"{_row_name(ids, number, row, values)}: {_told(fault)}")
+            if failed:
+                pytest.fail(
+                    f"{len(failed)} of {len(rows)} rows\n" + "\n".join(failed), pytrace=False
+                )
+
+        signature = inspect.signature(test)
+        rest = [p for name, p in signature.parameters.items() if name not in names]
+        all_rows.__signature__ = signature.replace(parameters=rest)  # the fixtures it asks for
+        return all_rows
+
+    return decorate
+
+
+def _row_values(row: object, count: int) -> tuple:
+    if hasattr(row, "values") and hasattr(row, "marks"):  # pytest.param
+        return tuple(row.values)
+    return (row,) if count == 1 else tuple(row)
+
+
+def _row_name(ids, number: int, row: object, values: tuple) -> str:
+    if getattr(row, "id", None) and hasattr(row, "marks"):
+        return str(row.id)
+    if callable(ids):
+        return "-".join(str(ids(value)) for value in values)
+    return str(list(ids)[number]) if ids else ", ".join(map(ascii, values))
+
+
+def _told(fault: BaseException) -> str:
+    """The line of the test that failed, and why."""
+    lines = [f for f in traceback.extract_tb(fault.__traceback__) if f.filename != __file__]
+    where = f"{Path(lines[0].filename).name}:{lines[0].lineno}" if lines else "?"
+    return f"{where}: {type(fault).__name__}: {fault}"
 
 
 def changed(mapping: dict, **dotted: object) -> dict:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from helpers import table
 
 import tether
 
@@ -91,7 +91,7 @@ def test_no_two_rooms_import_each_other():
     assert not {(a, b) for a, b in edges if (b, a) in edges}
 
 
-@pytest.mark.parametrize(
+@table(
     ("room", "line", "fine"),
     [
         ("algo", "from tether.config.algorithm import ClipUpdate", True),
@@ -126,12 +126,12 @@ def unsafe(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+@table("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_no_file_unpickles_evaluates_or_loads_unsafely(file):
     assert unsafe(file.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "found"),
     [
         ("import pickle", ["pickle"]),

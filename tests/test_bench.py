@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import table
 from transformers import AutoModelForCausalLM
 
 from bench import blocks, limits, profile, report, rounds, run
@@ -334,7 +335,7 @@ def test_the_tables_show_rates_gaps_and_verdicts(tmp_path):
     assert row.split()[-5:] == ["not", "measured", "at", "least", "2.5"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("operator", "group"),
     [
         ("aten::addmm", "GEMM"),

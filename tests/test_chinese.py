@@ -8,7 +8,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-import pytest
+from helpers import table
 
 import tether
 from tether.explain.document import Section
@@ -99,7 +99,7 @@ def crowded(text: str) -> list[str]:
     return re.findall(rf"{HAN}{term}\b|\b{term}{HAN}", text)
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
+@table("name", OUTPUTS)
 def test_output_keeps_to_one_set_of_terms(name):
     text = OUTPUTS[name]()
     assert re.search(HAN, text)
@@ -107,7 +107,7 @@ def test_output_keeps_to_one_set_of_terms(name):
     assert crowded(text) == []
 
 
-@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)
+@table("page", DOCUMENTS, ids=lambda p: p.name)
 def test_a_document_keeps_to_one_set_of_terms(page):
     text = prose(page.read_text(encoding="utf-8"))
     assert strays(text, roles="guide" in page.parts) == []
@@ -135,7 +135,7 @@ LATIN = {
 }
 
 
-@pytest.mark.parametrize("name", ["examples", "kl"])
+@table("name", ["examples", "kl"])
 def test_what_is_printed_in_chinese_holds_no_english_word(name):
     found = set(re.findall(r"[A-Za-z][A-Za-z_]+", OUTPUTS[name]()))
     found = {word.removeprefix("log").removeprefix("ln") or "log" for word in found}

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from helpers import table
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
@@ -67,7 +68,7 @@ def same_but_for_rounding(shown: str, printed: str) -> bool:
 
 def quick_or_slow(page: Path) -> object:
     """The plan of a model of 70B takes a while."""
-    marks = [pytest.mark.slow] if page.name == "scaling.md" else []
+    marks = [pytest.mark.long] if page.name == "scaling.md" else []
     return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
 
 
@@ -136,7 +137,7 @@ def test_every_page_of_the_guide_has_a_chinese_one():
     assert "index.md" in NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@table("name", NAMES)
 def test_both_languages_have_the_same_sections_numbers_commands_and_mistakes(name):
     english, chinese = read(ENGLISH / name), read(CHINESE / name)
 
@@ -199,7 +200,7 @@ def dead_links(document: Path) -> list[str]:
     return dead
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+@table("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_relative_link_is_dead(document):
     assert dead_links(document) == []
 
@@ -226,7 +227,7 @@ def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path):
 # Figures
 
 
-@pytest.mark.parametrize(
+@table(
     ("advantage", "ratio", "plain", "dual", "flat"),
     [
         (1.0, 0.5, 0.5, 0.5, False),
@@ -255,7 +256,7 @@ def test_the_estimator_figure_shows_k1_and_k3_unbiased_and_k2_not():
     assert far["k2"].bias > 0.3
 
 
-@pytest.mark.parametrize("start", list(figures.STARTS))
+@table("start", list(figures.STARTS))
 def test_the_adaptive_figure_ends_at_its_target_and_a_fixed_beta_does_not(start):
     kls, betas = figures.steer(start, controlled=True)
     assert kls[-1] == pytest.approx(figures.TARGET, rel=0.01)
@@ -275,9 +276,7 @@ def test_the_drawings_are_the_same_bytes_each_time(tmp_path, monkeypatch):
     assert len(drawn[0]) == 5
 
 
-@pytest.mark.parametrize(
-    ("language", "name"), [("en", "data-flow.svg"), ("zh", "data-flow.zh.svg")]
-)
+@table(("language", "name"), [("en", "data-flow.svg"), ("zh", "data-flow.zh.svg")])
 def test_the_data_flow_on_disk_is_what_the_code_draws(language, name):
     data_flow = load("data_flow")
     drawing = data_flow.data_flow(language)

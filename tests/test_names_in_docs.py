@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
+from helpers import table
 
 from tether.config import walk_fields
 from tether.config.stages import RewardModelConfig, SFTConfig
@@ -41,7 +41,7 @@ def metrics_in(text: str) -> set[str]:
     return {word for word in quoted(text) if re.fullmatch(r"[a-z]+/\w+", word)}
 
 
-@pytest.mark.parametrize("name", OURS)
+@table("name", OURS)
 def test_what_a_name_of_another_system_is_here_exists(name):
     cells = "\n".join(our_column((DOCS / name).read_text(encoding="utf-8")))
     fields, metrics = fields_in(cells), metrics_in(cells)
@@ -64,7 +64,7 @@ def test_the_check_knows_a_wrong_name():
     assert metrics_in(cell) == {"actor/pg_los"}
 
 
-@pytest.mark.parametrize("name", ["from-verl.md", "from-trl.md"])
+@table("name", ["from-verl.md", "from-trl.md"])
 def test_the_chinese_page_has_the_same_tables(name):
     pages = [(DOCS / folder / name).read_text(encoding="utf-8") for folder in ("", "zh")]
     tables = [[sorted(metrics_in(c) | fields_in(c)) for c in our_column(page)] for page in pages]

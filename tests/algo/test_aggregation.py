@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import table
 
 from tether.algo.masked import cell_weights, weighted_sum
 
@@ -10,7 +11,7 @@ MASK = torch.tensor([[True, False, False], [True, True, True], [False, False, Fa
 LOSSES = torch.tensor([[6.0, 99.0, 99.0], [1.0, 2.0, 3.0], [99.0, 99.0, 99.0]]).double()
 
 
-@pytest.mark.parametrize(
+@table(
     ("mode", "expected"),
     [
         ("token_mean", (6 + 1 + 2 + 3) / 4),
@@ -27,7 +28,7 @@ def test_modes_weigh_tokens_as_they_say(mode, expected):
     assert parts == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(
+@table(
     "mode", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 )
 def test_nothing_that_counts_gives_zero_and_masked_nan_is_not_seen(mode):

@@ -1,9 +1,10 @@
 import pytest
+from helpers import table
 
 from tether.algo.kl import adaptive_beta, adaptive_penalty
 
 
-@pytest.mark.parametrize(
+@table(
     ("kl", "expected"),
     [
         (6.6, 0.1 * (1 + 0.1 * 256 / 10_000)),  # a tenth above the target
@@ -22,7 +23,7 @@ def test_a_whole_horizon_of_rows_far_off_target_moves_beta_by_a_fifth():
     assert adaptive_beta(1.0, 0.0, 6.0, rows=500, horizon=500) == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(
+@table(
     ("kl", "expected"),
     [
         (0.0, 0.5),

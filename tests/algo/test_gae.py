@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import f64, grids, numbers
+from helpers import f64, grids, numbers, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ def slow_gae(rewards, values, final, gamma, lam):
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("lam", "expected"),
     [
         (0.0, [0.0297, 0.0298, 0.0197, 0.0198, 0.0297, 0.0499]),  # the deltas
@@ -35,7 +35,7 @@ def test_advantages_of_the_six_token_example(lam, expected):
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
+@table(
     ("lam", "expected"),
     [
         (1.0, [0.9986, 0.9989, 0.9991, 0.9994, 0.9996, 0.9999]),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import table
 
 from tether.algo import advantages
 from tether.algo.advantages import (
@@ -32,7 +33,7 @@ def rows(estimator, rewards=REWARDS, scores=SCORES, mask=MASK):
     return first.tolist()
 
 
-@pytest.mark.parametrize(
+@table(
     ("estimator", "expected"),
     [
         ("dr_grpo", [0.0, -1.0, 1.0]),
@@ -51,7 +52,7 @@ PAID = REWARDS.clone()
 PAID[3:, 0] -= torch.tensor([0.1, 0.4, 0.1], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
+@table(
     ("estimator", "expected"),
     [
         ("dr_grpo", [0.1, -0.2, 0.1]),
@@ -68,9 +69,7 @@ def test_grpo_gives_0_to_a_group_whose_scores_are_equal_as_it_would_scale_the_kl
     assert rows("grpo", rewards=PAID)[3:] == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "estimator", [name for name, traits in ESTIMATORS.items() if traits.by_group]
-)
+@table("estimator", [name for name, traits in ESTIMATORS.items() if traits.by_group])
 def test_a_group_whose_rewards_are_equal_gets_exactly_0(estimator):
     """0.1 + 0.1 + 0.1 is not 0.3: what rounding leaves would be whitened up."""
     scores = torch.full((6,), 0.1)

@@ -2,9 +2,8 @@
 
 import math
 
-import pytest
 import torch
-from helpers import f64, grids, numbers
+from helpers import f64, grids, numbers, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +32,7 @@ def test_the_mismatch_is_zero_where_no_token_was_sampled():
     close(mismatch(OLD, ROLLOUT, MASK), D.tolist())
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "cap", "expected"),
     [
         ("none", 2.0, [[1, 1], [1, 0]]),

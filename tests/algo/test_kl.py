@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from helpers import f64, grids, numbers
+from helpers import f64, grids, numbers, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +39,7 @@ REF = [-0.15, -0.10, -0.18, -0.12, -0.08, -0.03]
 ALL = torch.ones(6, dtype=torch.bool)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@table("name", EXACT)
 def test_exact_kl_gives_the_worked_examples_both_ways_in_nats_and_bits(name):
     p, q, nats, bits, back_nats, back_bits = EXACT[name]
     found = [exact_kl(p, q), exact_kl(p, q) / math.log(2)]
@@ -53,7 +53,7 @@ def test_exact_kl_is_infinite_only_where_q_is_zero_and_p_is_not():
     assert exact_kl([1.0, 0.0], [1.0, 0.0]) == 0.0
 
 
-@pytest.mark.parametrize(
+@table(
     ("p", "q"),
     [([0.5, 0.4], [0.5, 0.5]), ([0.5, 0.5], [1.5, -0.5]), ([1.0], [0.5, 0.5])],
 )
@@ -106,7 +106,7 @@ def test_k3_clamps_the_log_ratio_at_twenty_and_nothing_else():
     assert found.tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("estimator", [k1, k3])
+@table("estimator", [k1, k3])
 def test_masked_cells_are_zero_whatever_they_held(estimator):
     rubbish = f64([math.nan, math.inf, 1.0])
     assert estimator(rubbish, f64([0.0, 0.0, 0.0]), torch.zeros(3).bool()).tolist() == [0, 0, 0]

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from helpers import f64, grids, numbers
+from helpers import f64, grids, numbers, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +38,7 @@ def test_with_a_negative_advantage_a_fallen_ratio_is_flat():
     assert one_cell(0.5, -1.0) == (pytest.approx(0.8), 0.0, True)
 
 
-@pytest.mark.parametrize("ratio", [1.5, 10.0, 1000.0])
+@table("ratio", [1.5, 10.0, 1000.0])
 def test_with_a_negative_advantage_a_grown_ratio_is_punished_without_bound(ratio):
     """Trap 19: at ratio 1.5 the objective is -1.5, not -1.2."""
     assert one_cell(ratio, -1.0) == (pytest.approx(ratio), pytest.approx(ratio), False)
@@ -117,7 +117,7 @@ def test_the_value_gradient_is_the_finite_difference(cells):
         torch.testing.assert_close(gradient, central_difference(total, new), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("new", "loss", "slope", "clipped"),
     [
         (0.1, 0.405, -0.9, False),  # inside the clip: half of (0.1 - 1)^2

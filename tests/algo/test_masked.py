@@ -3,7 +3,7 @@ import statistics
 
 import pytest
 import torch
-from helpers import f64, grids, numbers
+from helpers import f64, grids, numbers, table
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -52,7 +52,7 @@ def test_whitening_by_hand():
     assert found == pytest.approx([-3 / root, -1 / root, 0, 4 / root])
 
 
-@pytest.mark.parametrize(("mask", "expected"), [([True, False], [0, 0]), ([False, False], [0, 0])])
+@table(("mask", "expected"), [([True, False], [0, 0]), ([False, False], [0, 0])])
 def test_fewer_than_two_cells_are_centred_only(mask, expected):
     x, flags = f64([7.0, 3.0]), torch.tensor(mask)
     moments = masked_moments(x, flags)
@@ -72,7 +72,7 @@ def test_sums_and_means_leave_masked_nans_out():
     assert float(masked_mean(x, torch.zeros(3, dtype=torch.bool))) == 0.0
 
 
-@pytest.mark.parametrize(
+@table(
     ("values", "expected"),
     [
         ([1.0, 2.0, 3.0, 6.0], 1.0),  # foresaw all

@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 import torch
+from helpers import table
 
 from tether.algo.kl import estimate_kl, full_kl, k3
 from tether.algo.losses import (
@@ -67,7 +68,7 @@ def test_reinforce_is_minus_advantage_times_log_prob():
     assert float(loss.per_token) == pytest.approx(-2 * math.log(0.6))
 
 
-@pytest.mark.parametrize(
+@table(
     ("ratio", "advantage", "expected"),
     [
         (1.5, -1.0, 1.5),  # as without it
@@ -165,7 +166,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@table("name", CASES)
 def test_gradients_agree_with_central_differences(name):
     """Trap 21: losses with stop-gradient parts are differenced with those parts frozen."""
     function, frozen = CASES[name]

@@ -1,6 +1,6 @@
 import numpy as np
-import pytest
 import torch
+from helpers import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ def test_equal_keys_give_equal_numbers():
     assert torch.equal(uniform(*KEY), uniform(*KEY))
 
 
-@pytest.mark.parametrize("part", range(5))
+@table("part", range(5))
 def test_a_key_that_differs_in_one_part_gives_another_number(part):
     other = list(KEY)
     other[part] = "other" if part == 1 else KEY[part] + 1
@@ -30,7 +30,7 @@ def test_a_number_does_not_depend_on_which_others_are_computed_with_it():
     assert together.tolist() == alone
 
 
-@pytest.mark.parametrize(
+@table(
     "words",
     [(np.arange(100_000), 0), (0, np.arange(100_000)), (*np.divmod(np.arange(100_000), 16),)],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import table
 
 from tether.algo.trust_region import conjugate_gradient, line_search, longest_step
 
@@ -26,7 +27,7 @@ def test_the_longest_step_has_exactly_the_quadratic_kl_asked_for():
     assert float(step @ matrix @ step) / 2 == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("curve", "expected"),
     [
         (lambda x: (x, 0.5 * x), (1.0, 1)),  # the whole step is fine

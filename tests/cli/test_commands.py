@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import helpers
 import pytest
 
 from tether.cli.terminal import printable, table
@@ -103,7 +104,7 @@ def test_recipes_lists_what_ships(tether):
     assert "arithmetic" in tether("recipes")[1]
 
 
-@pytest.mark.parametrize(
+@helpers.table(
     ("words", "sentence"),
     [
         (["--rollout.promts", "4"], "Unknown field rollout.promts; did you mean rollout.prompts?"),

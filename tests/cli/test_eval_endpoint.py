@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from helpers import table
 from rollout.completions import Server, adds
 
 from tether import assets
@@ -38,7 +39,7 @@ def test_eval_asks_the_endpoint_and_scores_what_it_says(server, tether, monkeypa
     assert {body["model"] for body in server.asked} == {"sums"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "sentence"),
     [
         (["--endpoint", "http://h:1"], "--endpoint needs --endpoint-model NAME"),

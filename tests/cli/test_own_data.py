@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from helpers import table
 
 from tether.config.load import load_config
 
@@ -48,7 +49,7 @@ def test_the_evaluating_line_names_the_file(tether):
     assert "evaluating 8 held-out prompts of train.jsonl" in out
 
 
-@pytest.mark.parametrize(
+@table(
     ("overrides", "heldout"),
     [
         ({}, "tether:arithmetic/heldout.jsonl"),

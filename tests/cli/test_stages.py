@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import table
 
 
 def write_rows(path: Path, rows: list) -> str:
@@ -65,7 +66,7 @@ def test_a_recipe_is_a_yaml_file_with_fields_over_it(tether, fields, tmp_path):
     assert "runs/again, 4 steps" in out
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "sentence"),
     [
         (["sft"], "model.start is missing"),

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers import table
 from rich.cells import cell_len
 
 from tether import api
@@ -42,7 +43,7 @@ def record(tiny_model_dir) -> dict:
     return api.trace("2+1=?", tiny_model_dir, response="abc", overrides=fields)
 
 
-@pytest.mark.parametrize("payload", PAYLOADS, ids=ascii)
+@table("payload", PAYLOADS, ids=ascii)
 def test_no_escape_in_any_text_of_a_trace_reaches_the_terminal(
     record, payload, capsys, monkeypatch
 ):
@@ -65,7 +66,7 @@ def _lines(story, capsys) -> list[str]:
     return capsys.readouterr().out.split("\n")
 
 
-@pytest.mark.parametrize("payload", PAYLOADS, ids=ascii)
+@table("payload", PAYLOADS, ids=ascii)
 def test_no_escape_in_a_generated_response_reaches_the_terminal(tether, monkeypatch, payload):
     class Talker:
         def __init__(self, *given: object, **named: object) -> None: ...
@@ -109,8 +110,8 @@ def test_a_fresh_install_traces_the_example_in_chinese(tether):
     assert Path("t.html").read_text(encoding="utf-8").startswith('<!doctype html>\n<html lang="zh')
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("language", ["en", "zh"])
+@table("width", [80, 120])
+@table("language", ["en", "zh"])
 def test_no_line_is_wider_than_the_terminal(record, capsys, monkeypatch, width, language):
     monkeypatch.setenv("COLUMNS", str(width))
     for line in _lines(tell(record, language, True), capsys):
@@ -153,7 +154,7 @@ def test_a_run_of_a_stage_is_traced_with_the_data_and_reward_that_ship(
     assert record["model"].endswith("actor")
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "sentence"),
     [
         ([], "PROMPT is missing, as in tether trace '1+1=?'."),

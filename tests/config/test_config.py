@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 import yaml
-from helpers import changed, configured
+from helpers import changed, configured, table
 
 from tether.config import UPDATE_KINDS, Config, Section, walk_fields
 from tether.config.load import (
@@ -29,7 +29,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(
+@table(
     ("field", "nearest"),
     [
         ("actor__learning_rate", "actor.lr"),
@@ -51,7 +51,7 @@ def test_a_run_is_saved_now_and_then_unless_told_otherwise():
         assert read_recipe(name).get("train", {}).get("checkpoint_every", 10) > 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("field", "value"),
     [
         ("rollout__samples_per_prompt", 0),
@@ -82,7 +82,7 @@ def test_a_value_out_of_range_or_of_a_wrong_type_is_refused_by_field(field, valu
         configured(SMALL, **{field: value})
 
 
-@pytest.mark.parametrize("eps_low", [1e-6, 1.0])
+@table("eps_low", [1e-6, 1.0])
 def test_the_ends_of_a_range_are_taken(eps_low):
     assert configured(SMALL, actor__update__eps_low=eps_low).actor.update.eps_low == eps_low
 
@@ -98,7 +98,7 @@ def test_every_mistake_is_named_at_once():
     assert len(str(refusal.value).splitlines()) == 2
 
 
-@pytest.mark.parametrize("role", ["actor", "critic"])
+@table("role", ["actor", "critic"])
 def test_a_minibatch_larger_than_the_rows_is_refused(role):
     assert configured(SMALL, **{f"{role}__minibatch_rows": 16}).rows == 16
     with pytest.raises(UserError, match=rf"{role}\.minibatch_rows is 17.*at most 16"):
@@ -139,7 +139,7 @@ def fields_of(section: type[Section]):
             yield f"{section.__name__}.{name}", info.description
 
 
-@pytest.mark.parametrize(("field", "doc"), list(fields_of(Config)))
+@table(("field", "doc"), list(fields_of(Config)))
 def test_every_field_has_one_doc_line(field, doc):
     assert doc
     assert "\n" not in doc
@@ -186,14 +186,12 @@ def test_a_config_cannot_be_changed():
 ONE_STAGE = [name for name in shipped_recipes() if "stage" not in read_recipe(name)]
 
 
-@pytest.mark.parametrize("name", ONE_STAGE)
+@table("name", ONE_STAGE)
 def test_shipped_recipes_are_valid(name):
     assert load_config(name).rows > 0
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"), [("- 1\n", "no mapping"), ("a: [\n", "YAML"), (None, "No recipe")]
-)
+@table(("content", "reason"), [("- 1\n", "no mapping"), ("a: [\n", "YAML"), (None, "No recipe")])
 def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, reason):
     path = tmp_path / "r.yaml"
     if content is not None:
@@ -293,7 +291,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "reason"), REFUSED, ids=lambda x: str(x)[:70])
+@table(("given", "reason"), REFUSED, ids=lambda x: str(x)[:70])
 def test_what_makes_no_sense_together_is_refused_by_field(given, reason):
     with pytest.raises(UserError, match=reason) as refusal:
         configured(SMALL, **given)
@@ -305,7 +303,7 @@ RIGHT_IN_LOSS = {"plain": ("k2", "full", "k1+", "k3+"), "ratio": ("k1", "k3")}
 SAMPLED = ("k1", "abs", "k2", "k3", "k1+", "k3+")
 
 
-@pytest.mark.parametrize("estimator", SAMPLED)
+@table("estimator", SAMPLED)
 def test_only_k1_goes_into_the_reward_unless_it_is_an_ablation(estimator):
     section = {"estimator": estimator}
     if estimator in ("k1", "k1+"):
@@ -317,14 +315,14 @@ def test_only_k1_goes_into_the_reward_unless_it_is_an_ablation(estimator):
     assert allowed.kl.in_reward.estimator == estimator
 
 
-@pytest.mark.parametrize("ablation", [False, True])
+@table("ablation", [False, True])
 def test_the_full_kl_never_goes_into_the_reward(ablation):
     with pytest.raises(UserError, match=r"kl\.in_reward: estimator full.*write k1"):
         configured(SMALL, kl__in_reward={"estimator": "full", "ablation": ablation})
 
 
-@pytest.mark.parametrize("weighting", RIGHT_IN_LOSS)
-@pytest.mark.parametrize("estimator", [*SAMPLED, "full"])
+@table("weighting", RIGHT_IN_LOSS)
+@table("estimator", [*SAMPLED, "full"])
 def test_in_the_loss_an_estimator_stands_where_it_is_right_unless_it_is_an_ablation(
     estimator, weighting
 ):
@@ -343,14 +341,14 @@ def test_in_the_loss_an_estimator_stands_where_it_is_right_unless_it_is_an_ablat
         assert configured(SMALL, kl__in_loss=ablation)
 
 
-@pytest.mark.parametrize("estimator", [*SAMPLED, "full"])
+@table("estimator", [*SAMPLED, "full"])
 def test_by_itself_the_weighting_in_the_loss_is_the_right_one(estimator):
     section = {"estimator": estimator, "ablation": estimator == "abs"}
     by_ratio = configured(SMALL, kl__in_loss=section).kl.in_loss.by_ratio
     assert by_ratio == (estimator in RIGHT_IN_LOSS["ratio"])
 
 
-@pytest.mark.parametrize(
+@table(
     ("other", "ours"),
     [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"), ("kl+", "k1+"), ("low_var_kl+", "k3+")],
 )
@@ -375,9 +373,7 @@ def test_another_kind_as_an_override_takes_the_fields_of_the_old_one_away(tmp_pa
         load_config(path, {"actor.update.kind": "trpo", "actor.update.eps_low": 0.2})
 
 
-@pytest.mark.parametrize(
-    "unnamed", [{"eps_low": 0.1}, {}], ids=["fields of the default kind", "nothing"]
-)
+@table("unnamed", [{"eps_low": 0.1}, {}], ids=["fields of the default kind", "nothing"])
 def test_a_recipe_that_leaves_the_kind_out_may_be_given_another(tmp_path, unnamed):
     """No kind is clip; so another kind takes clip's fields away here too."""
     path = tmp_path / "r.yaml"
@@ -386,7 +382,7 @@ def test_a_recipe_that_leaves_the_kind_out_may_be_given_another(tmp_path, unname
     assert load_config(path, {"actor.update.kind": "trpo"}).actor.update.kind == "trpo"
 
 
-@pytest.mark.parametrize("section", ["actor", "kl.in_reward", "actor.update"])
+@table("section", ["actor", "kl.in_reward", "actor.update"])
 def test_an_override_of_a_whole_section_is_refused(section):
     with pytest.raises(UserError, match=rf"{section} is a section; write one of its fields"):
         merge_overrides(changed(SMALL), {section: 3})
@@ -402,7 +398,7 @@ def test_the_critics_steps_are_the_actors_unless_given():
     assert (config.critic_lr, config.critic_epochs, config.critic_minibatch_rows) == (0.1, 2, 5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("rollout", "sentence"),
     [
         ({"tools": [{"kind": "search"}]}, "either a corpus or a url"),
@@ -435,7 +431,7 @@ def test_tools_survive_the_way_through_a_runs_config():
     assert config.rollout.tools[1].topk == 3
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "says"),
     [
         ("a: " + "[" * 5000, "nested too deeply"),
@@ -450,7 +446,7 @@ def test_yaml_that_is_too_deep_or_unfolds_is_one_sentence(tmp_path, text, says):
         load_config(tmp_path / "deep.yaml")
 
 
-@pytest.mark.parametrize(
+@table(
     ("dotted", "aggregation", "said"),
     [
         ({}, "token_mean", None),
@@ -493,7 +489,7 @@ def test_a_merged_key_may_be_given_again():
 BASE = {"model__dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("dotted", "field"),
     [
         (BASE, "model.dtype"),
@@ -508,7 +504,7 @@ def test_weights_that_learn_are_not_bfloat16(dotted, field):
         configured(SMALL, **dotted)
 
 
-@pytest.mark.parametrize(
+@table(
     "dotted",
     [
         {"model__reference_dtype": "bfloat16"},
@@ -522,7 +518,7 @@ def test_weights_that_do_not_learn_may_be_bfloat16(dotted):
     configured(SMALL, **dotted)
 
 
-@pytest.mark.parametrize("schema", [SFTConfig, RewardModelConfig])
+@table("schema", [SFTConfig, RewardModelConfig])
 def test_a_stage_does_not_learn_in_bfloat16(schema):
     mapping = {"model": {"start": "m", "dtype": "bfloat16"}, "data": {"train": "d"}}
     with pytest.raises(UserError, match=r"model: dtype is bfloat16, .*; write float32"):

@@ -1,7 +1,7 @@
 """Words of other systems are understood, and far-fetched guesses are not made."""
 
 import pytest
-from helpers import tiny_llama
+from helpers import table, tiny_llama
 
 from tether.cli.field_options import one_word
 from tether.config.load import load_config
@@ -9,7 +9,7 @@ from tether.errors import UserError
 from tether.models.vocabulary import load_vocabulary
 
 
-@pytest.mark.parametrize(
+@table(
     ("typed", "meant"),
     [
         ("rollout.n", "rollout.samples_per_prompt"),
@@ -29,7 +29,7 @@ def test_words_with_an_equals_sign_are_told_how_fields_are_written():
         one_word(["arithmetic", "actor.lr=1e-6"], "", "recipe")
 
 
-@pytest.mark.parametrize("typed", ["rollout.qq", "actor.zz"])
+@table("typed", ["rollout.qq", "actor.zz"])
 def test_what_resembles_no_field_is_not_guessed_at(typed):
     with pytest.raises(UserError, match=r"see `tether train --help`"):
         load_config("arithmetic", {typed: 4})

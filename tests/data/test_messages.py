@@ -1,6 +1,7 @@
 """Rows as verl, TRL and others write them."""
 
 import pytest
+from helpers import table
 
 from tether.data.files import BadRow
 from tether.data.messages import parse_prompt, prompt_text, require_columns, reward_columns
@@ -22,7 +23,7 @@ def test_a_prompt_is_text_or_messages_and_null_fields_of_a_message_are_dropped()
     assert parse_prompt({"q": messages}, "q") == [system, {**USER, "name": "Ann"}]
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "reason"),
     [
         (None, "NoneType, not text"),
@@ -68,7 +69,7 @@ def test_a_column_can_be_given_another_name_also_from_inside_one():
     assert dotted["c"] == 1  # the column of that very name comes first
 
 
-@pytest.mark.parametrize("path", ["solution", "reward_model.truth", "ability.x", "prompt"])
+@table("path", ["solution", "reward_model.truth", "ability.x", "prompt"])
 def test_a_name_for_what_is_not_there_is_refused(path):
     with pytest.raises(BadRow, match=rf"data\.columns asks for '{path}'.*data_source"):
         reward_columns(VERL, "prompt", {"answer": path})
@@ -84,7 +85,7 @@ def test_a_column_that_the_reward_wants_must_be_there_and_not_null():
         require_columns(["answer"], {"answer": None})
 
 
-@pytest.mark.parametrize("name", ["completion_ids", "trainer_state"])
+@table("name", ["completion_ids", "trainer_state"])
 def test_what_only_trl_hands_over_is_not_asked_of_the_data(name):
     with pytest.raises(BadRow, match=rf"{name}'.*give the parameter a default, or take it by"):
         require_columns([name], {"answer": "2"})

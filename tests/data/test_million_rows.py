@@ -15,7 +15,7 @@ ROWS = 1_000_000
 SETTINGS = {"--train.iterations": 1, "--reward.kind": "exact_answer", "--run.dir": "run"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_iteration_on_a_million_rows_is_done_within_a_minute(tmp_path):
     with (tmp_path / "rows.jsonl").open("w") as file:
         for i in range(ROWS):

@@ -3,7 +3,7 @@
 from collections import Counter
 from fractions import Fraction
 
-import pytest
+from helpers import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ def order(length: int, *weights: float) -> str:
     return "".join("ABCD"[file_at(n, exacts)[0]] for n in range(length))
 
 
-@pytest.mark.parametrize(
+@table(
     ("weights", "turns"),
     [
         ((1.0,), "AAAAAAAA"),

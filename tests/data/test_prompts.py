@@ -3,6 +3,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +37,7 @@ def test_prompts_are_read_with_their_ids_and_other_columns(load, byte_tokenizer)
     assert byte_tokenizer.decode(prompts.ids[1]) == "<|user|>你好<|assistant|>"
 
 
-@pytest.mark.parametrize(
+@table(
     ("second_line", "reason"),
     [
         (b"{prompt: 1+1}", "not JSON"),
@@ -77,9 +78,7 @@ def test_a_prompt_of_just_the_most_tokens_is_taken(load):
         load(GOOD, max_prompt_tokens=6)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"), [(b"", "no rows"), (b'{"prompt": "\xff"}\n', "UTF-8")]
-)
+@table(("content", "reason"), [(b"", "no rows"), (b'{"prompt": "\xff"}\n', "UTF-8")])
 def test_a_file_without_rows_or_in_another_encoding_is_refused_by_name(load, content, reason):
     with pytest.raises(UserError, match=rf"rows\.jsonl.*{reason}"):
         load(content)
@@ -95,7 +94,7 @@ def test_a_folder_in_place_of_a_file_is_refused_by_name(tmp_path):
         read_rows(str(tmp_path))
 
 
-@pytest.mark.parametrize("odd", ["\u2028", "\u2029", "\x85"])
+@table("odd", ["\u2028", "\u2029", "\x85"])
 def test_only_newlines_end_a_row(load, odd):
     """JSON allows these inside a string, and str.splitlines() would cut the row in two."""
     line = json.dumps({"prompt": f"a{odd}b"}, ensure_ascii=False)

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers import table
 import torch
 
 from dist.processes import run_processes
@@ -92,7 +93,7 @@ def test_errors_come_back_as_what_they_were():
     assert "too much" in str(foreign)
 
 
-@pytest.mark.parametrize(
+@table(
     "content",
     [
         '{"!": "dataclass", "module": "subprocess", "class": "Popen", "fields": {}}',

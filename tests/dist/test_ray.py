@@ -93,7 +93,7 @@ class Heard(Watcher):
         self.iterations.append(outcome.iteration)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_killed_in_mid_run_changes_no_bit(config, cluster, tmp_path):
     config["launch"]["address"] = cluster
     heard = Heard()
@@ -107,7 +107,7 @@ def test_a_worker_killed_in_mid_run_changes_no_bit(config, cluster, tmp_path):
     assert files(disturbed.run) == files(smooth.run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_worker_refuses_is_what_the_command_says(config, cluster, monkeypatch):
     config["launch"]["address"] = cluster
     broken = changed(config, reward__kind="/nowhere.py:score")

@@ -5,6 +5,7 @@ from fractions import Fraction
 from itertools import groupby
 
 import pytest
+from helpers import table
 
 from tether.explain import example_sums
 from tether.explain.example_sums import huffman_lengths
@@ -107,7 +108,7 @@ def test_examples_of_one_section_stand_together():
     assert len(sections) == len(set(sections))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
+@table("example", EXAMPLES, ids=lambda e: e.id)
 def test_an_example_comes_out_right(example):
     right = TYPED[example.id]
     assert list(example.right) == right
@@ -218,7 +219,7 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("id", BY_HAND)
+@table("id", BY_HAND)
 def test_a_typed_number_is_what_comes_out_by_hand(id):
     assert TYPED[id] == pytest.approx([float(x) for x in BY_HAND[id]], abs=5.1e-7, rel=0)
 

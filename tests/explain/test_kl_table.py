@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from helpers import table
 
 from tether.errors import UserError
 from tether.explain.kl_table import parse_pair, sample_estimates, tell_exact, tell_samples
@@ -61,7 +62,7 @@ def test_fractions_are_probabilities_too():
     assert q[-1] == 0.5
 
 
-@pytest.mark.parametrize(
+@table(
     ("p", "q", "sentence"),
     [
         ("a,b", "1,0", "P: 'a' is no probability"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import distinct_letters, slow_log_probs
+from helpers import distinct_letters, slow_log_probs, table
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -285,7 +285,7 @@ def test_a_shared_trunk_is_traced_too(recipe, shared):
     assert ("critic/grad_norm" in record["metrics"]) == (not shared)
 
 
-@pytest.mark.parametrize(
+@table(
     ("update", "ratio", "advantage", "verdict"),
     [
         (DUAL_CLIP, 1.1, 1.0, "inside"),

@@ -4,7 +4,7 @@ import json
 from html.parser import HTMLParser
 
 import pytest
-from helpers import distinct_letters
+from helpers import distinct_letters, table
 
 from tether import api
 from tether.explain.document import Section, Table, number, to_html
@@ -69,7 +69,7 @@ def test_the_objective_is_written_out_term_by_term(record):
     assert line.endswith(f" = {number(record['before']['l_cpi'])}")
 
 
-@pytest.mark.parametrize(
+@table(
     ("verdict", "sentence"),
     [
         ("inside", "no: inside the bound (0.8 ≤ r ≤ 1.2)"),
@@ -112,7 +112,7 @@ def test_a_long_sum_shows_both_ends_and_says_how_many_are_left_out(record):
     assert line.count(" + ") == 24
 
 
-@pytest.mark.parametrize(
+@table(
     ("x", "shown"),
     [
         (0.0, "0"),

@@ -5,7 +5,7 @@ import re
 import string
 from pathlib import Path
 
-import pytest
+from helpers import table
 
 from tether.explain import words
 from tether.explain.words import WORDS, say
@@ -19,7 +19,7 @@ def fields(text: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(text) if name}
 
 
-@pytest.mark.parametrize("key", WORDS)
+@table("key", WORDS)
 def test_both_languages_hold_the_same_numbers(key):
     english, chinese = WORDS[key]
     assert english
@@ -27,7 +27,7 @@ def test_both_languages_hold_the_same_numbers(key):
     assert fields(english) == fields(chinese)
 
 
-@pytest.mark.parametrize("key", WORDS)
+@table("key", WORDS)
 def test_english_holds_no_chinese_but_that_of_the_example(key):
     english = WORDS[key][0].replace("你知道1+1=2吗？", "").replace("是的，1+1=2", "")
     assert not re.search(r"[\u3000-\u9fff\uff00-\uffef]", english)

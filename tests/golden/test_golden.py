@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from helpers import table
 
 from golden import golden
 
@@ -86,7 +87,7 @@ def test_other_weights_are_seen_by_their_hash_alone():
     assert golden.first_difference(weights, other["weights"]) == " actor/b: by up to 0.5"
 
 
-@pytest.mark.parametrize(
+@table(
     ("a", "b", "said"),
     [
         ([{"x": 1.0, "y": 2.0}], [{"x": 1.0, "y": 2.5}], "[0] y: 2.0 and 2.5"),

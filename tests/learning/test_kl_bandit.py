@@ -41,7 +41,7 @@ def test_the_decisive_estimators_end_where_theory_says(cell):
     ends_where_it_should(cell, ITERATIONS // 2)
 
 
-@pytest.mark.learn
+@pytest.mark.long
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_every_estimator_in_every_place_ends_where_theory_says(cell):
     ends_where_it_should(cell, ITERATIONS)

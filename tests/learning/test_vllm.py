@@ -9,7 +9,7 @@ from tether import api
 from tether.config.load import load_config
 
 
-@pytest.mark.learn
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; see `make vllm`")
 def test_arithmetic_learns_from_rows_that_vllm_sampled(tmp_path):
     overrides = {

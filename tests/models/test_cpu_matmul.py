@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import tiny_llama
+from helpers import table, tiny_llama
 from torch import nn
 
 from tether.models import cpu_matmul
@@ -28,8 +28,8 @@ def close(found, expected):
 
 
 @needs_onednn
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [(7,), (2, 3)])
+@table("bias", [False, True])
+@table("rows", [(7,), (2, 3)])
 def test_a_layer_and_its_gradients_are_those_of_float64(bias, rows):
     x, g = matrices((*rows, 24), (*rows, 40))
     layer = nn.Linear(24, 40, bias=bias)
@@ -61,7 +61,7 @@ def test_gradients_of_gradients_are_those_of_float64():
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@table("turned", [False, True])
 def test_matrices_with_gaps_or_turned_are_multiplied_right(turned):
     a, b = matrices((6, 64), (9, 64))
     a, b = a[:, ::2], b[:, 3:35]

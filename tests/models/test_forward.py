@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from helpers import mask_of, read_out, sequences_of, slow_entropies, slow_log_probs, tiny_llama
+from helpers import (
+    mask_of,
+    read_out,
+    sequences_of,
+    slow_entropies,
+    slow_log_probs,
+    table,
+    tiny_llama,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,8 +40,8 @@ def test_logits_at_t_minus_1_score_token_t(tiny_model):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("microbatch_tokens", [1, 16, MANY])
-@pytest.mark.parametrize("width", [None, 40])
+@table("microbatch_tokens", [1, 16, MANY])
+@table("width", [None, 40])
 def test_padding_and_batch_size_change_no_log_prob(tiny_model, width, microbatch_tokens):
     """Trap 2; also Trap 1, as one row is made of the id that padding uses."""
     found = log_probs(tiny_model, ROWS, microbatch_tokens, width)
@@ -63,7 +71,7 @@ def test_what_padding_holds_changes_nothing(tiny_model):
     assert torch.equal(policy.log_probs(plain, mask), policy.log_probs(filled, mask))
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@table("temperature", [0.5, 2.0])
 def test_the_temperature_divides_the_logits(tiny_model, temperature):
     found = log_probs(tiny_model, ROWS, temperature=temperature)
     for row, (prompt, response) in enumerate(ROWS):
@@ -71,7 +79,7 @@ def test_the_temperature_divides_the_logits(tiny_model, temperature):
         torch.testing.assert_close(found[row, : len(response)], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.05, 1.0, 3.0])
+@table("temperature", [0.05, 1.0, 3.0])
 def test_entropy_is_exact_and_never_negative(tiny_model, temperature):
     """Trap 15: -sum p log p of the tempered distribution."""
     sequences = sequences_of(ROWS)
@@ -120,7 +128,7 @@ def test_values_start_at_exactly_zero(tiny_model):
     assert not final_values.any()
 
 
-@pytest.mark.parametrize("microbatch_tokens", [1, MANY])
+@table("microbatch_tokens", [1, MANY])
 def test_the_value_of_token_t_is_read_at_t_minus_1(microbatch_tokens):
     """Trap 3: and the final value at the last token itself, of the bare row's own forward."""
     model = tiny_llama(260, 256)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import table
 from torch import nn
 
 from tether.models import token_log_probs
@@ -34,11 +35,11 @@ def gradients(found, weights, parts, states, head):
     return torch.autograd.grad(loss, [states, *head.parameters()])
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("parts", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("cells", [1, 4, 1000])
-@pytest.mark.parametrize("block", [1, 3, 1000])
+@table("bias", [False, True])
+@table("temperature", [1.0, 0.6])
+@table("parts", [(0,), (1,), (0, 1)])
+@table("cells", [1, 4, 1000])
+@table("block", [1, 3, 1000])
 def test_values_and_gradients_are_autograds(monkeypatch, bias, temperature, parts, cells, block):
     """Log-prob alone, entropy alone, both; kept in one chunk, or made again in several."""
     monkeypatch.setattr(token_log_probs, "CHUNK_LOGITS", cells * VOCABULARY)
@@ -53,8 +54,8 @@ def test_values_and_gradients_are_autograds(monkeypatch, bias, temperature, part
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("piece", [1, 2, 5])
-@pytest.mark.parametrize("block", [1, 2])
+@table("piece", [1, 2, 5])
+@table("block", [1, 2])
 def test_pieces_and_blocks_change_no_value_and_no_gradient(monkeypatch, piece, block):
     monkeypatch.setattr(token_log_probs, "PIECE_LOGITS", piece * VOCABULARY)
     monkeypatch.setattr(token_log_probs, "BLOCK_LOGITS", block * VOCABULARY)
@@ -80,7 +81,7 @@ def test_two_graphs_at_once_have_rooms_of_their_own():
         gradients(second, weights, (0,), states, head)
 
 
-@pytest.mark.parametrize("cells", [1, 4, 1000])
+@table("cells", [1, 4, 1000])
 def test_full_kl_and_its_gradient_are_autograds_in_any_number_of_chunks(monkeypatch, cells):
     monkeypatch.setattr(token_log_probs, "PIECE_LOGITS", cells * VOCABULARY)
     head, states, _, mask, weights = problem(True)

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from helpers import table
 
 import tether
 from tether.ppo.evaluate import Estimate, estimate, evaluate, wilson
@@ -10,7 +11,7 @@ from tether.run.writer import cut_back
 from tether.types import Scores
 
 
-@pytest.mark.parametrize(
+@table(
     ("successes", "count", "low", "high"),
     [
         (5, 10, 0.236593, 0.763407),
@@ -25,7 +26,7 @@ def test_wilsons_interval_by_hand(successes, count, low, high):
     assert wilson(successes / count, count) == pytest.approx((low, high), abs=1e-5)
 
 
-@pytest.mark.parametrize("count", range(1, 60))
+@table("count", range(1, 60))
 def test_wilsons_interval_stays_inside_zero_and_one(count):
     assert wilson(0.0, count)[0] >= 0.0
     assert wilson(1.0, count)[1] <= 1.0

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from helpers import distinct_letters, response, slow_log_probs
+from helpers import distinct_letters, response, slow_log_probs, table
 
 from tether.ppo import iteration as iteration_module
 from tether.ppo.iteration import run_iteration
@@ -286,7 +286,7 @@ def test_a_missing_pad_token_or_one_that_is_the_eos_changes_nothing(build):
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-@pytest.mark.parametrize(
+@table(
     ("rows", "samples", "max_rows", "kept"),
     [
         (12, 1, 5, [0, 2, 4, 7, 9]),

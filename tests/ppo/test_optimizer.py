@@ -1,10 +1,11 @@
 import pytest
 import torch
+from helpers import table
 
 from tether.ppo.optimizer import Optimizer, schedule_factor
 
 
-@pytest.mark.parametrize(
+@table(
     ("schedule", "factors"),
     [
         ("constant", [1, 1, 1, 1]),
@@ -37,7 +38,7 @@ def test_a_small_gradient_is_not_scaled():
     assert optimizer.adam.state[weight]["exp_avg"].tolist() == pytest.approx([0.03, 0.04])
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.25])
+@table("factor", [1.0, 0.25])
 def test_adams_first_step_is_the_learning_rate_downhill(factor):
     _, weight, _ = stepped([3.0, -4.0], factor=factor)
     assert weight.tolist() == pytest.approx([-0.1 * factor, 0.1 * factor], rel=1e-6)

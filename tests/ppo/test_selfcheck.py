@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import table
 
 from tether.errors import RunStopped
 from tether.ppo.selfcheck import check_rewards_add_up, check_start
@@ -74,7 +75,7 @@ def test_dropout_stops_the_run(build):
         check_start(roles, config)
 
 
-@pytest.mark.parametrize("error", [0.01, float("nan")])
+@table("error", [0.01, float("nan")])
 def test_token_rewards_that_do_not_add_up_stop_the_run(error):
     """Trap 8."""
     scored = torch.tensor([True, False])

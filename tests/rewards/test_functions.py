@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from helpers import table
 
 from tether.errors import UserError
 from tether.rewards.functions import (
@@ -16,7 +17,7 @@ from tether.rewards.scorers import ChildScorer
 ROW = {"prompt": "1+1=?", "response": "2", "finished": True, "answer": "2"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "finished", "score"),
     [("2", True, 1.0), ("2", False, 0.0), ("3", True, 0.0), (" 2", True, 0.0), ("", True, 0.0)],
 )
@@ -30,7 +31,7 @@ def test_a_function_gets_the_arguments_it_names():
     assert call_reward(lambda prompt, bonus=2: bonus, ROW) == 2.0
 
 
-@pytest.mark.parametrize("number", [1, True, np.float32(1), np.int64(1)])
+@table("number", [1, True, np.float32(1), np.int64(1)])
 def test_any_finite_number_is_a_score(number):
     assert call_reward(lambda: number, ROW) == 1.0
 
@@ -39,7 +40,7 @@ def test_none_stays_none():
     assert call_reward(lambda: None, ROW) is None
 
 
-@pytest.mark.parametrize(
+@table(
     "bad",
     ["1", float("nan"), float("inf"), [1.0], {}, 1j, np.complex64(1 + 2j), np.array(1j), 10**400],
 )
@@ -113,7 +114,7 @@ def test_trls_signature_is_known_by_its_names_and_gets_lists():
     assert wanted_columns(trl_chat) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("returned", "reason"),
     [(1.0, "float, not a list"), ([1.0, 2.0], "2 scores for 1"), ([], "0 scores"), (["1"], "str")],
 )

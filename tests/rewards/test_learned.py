@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import changed, mask_of, read_jsonl, sequences_of
+from helpers import changed, mask_of, read_jsonl, sequences_of, table
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -89,8 +89,8 @@ def own_score(model, tokenizer, row: dict) -> float:
         return model(input_ids=torch.tensor([ids])).logits.item()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
-@pytest.mark.parametrize("microbatch_tokens", [1, 40, 10_000])
+@table("kind", ["llama", "gpt2", "bert"])
+@table("microbatch_tokens", [1, 40, 10_000])
 def test_a_score_is_transformers_own_whatever_the_batch(
     reward_dir, byte_tokenizer, kind, microbatch_tokens
 ):

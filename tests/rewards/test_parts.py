@@ -1,6 +1,7 @@
 """Several rewards as one: weights, names, constants, and who is to blame."""
 
 import pytest
+from helpers import table
 
 from tether.config import RewardSection
 from tether.errors import UserError
@@ -115,7 +116,7 @@ def test_a_kind_is_one_part_without_a_name():
     assert RewardSection(parts=several).label == "2 x a + -0.5 x b"
 
 
-@pytest.mark.parametrize(
+@table(
     ("part", "reason"),
     [
         (Part("no_rule"), r"reward\.kind 'no_rule' is no rule"),

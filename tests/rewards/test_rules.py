@@ -5,6 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from helpers import table
 
 from tether.errors import UserError
 from tether.rewards.functions import call_reward
@@ -25,7 +26,7 @@ from tether.rewards.scorers import ChildScorer
 REWARDS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "answer", "score"),
     [
         ("Paris", "paris", 1.0),
@@ -43,7 +44,7 @@ def test_exact_match_looks_past_case_space_and_a_full_stop(response, answer, sco
     assert exact_match(response, answer) == score
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "number"),
     [
         ("so 3 + 4 = 7", "7"),
@@ -64,7 +65,7 @@ def test_the_last_number_of_a_text(text, number):
     assert last_number(text) == (None if number is None else Decimal(number))
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "answer", "tolerance", "score"),
     [
         ("The answer is 72.", "#### 72", 0, 1.0),
@@ -85,7 +86,7 @@ def test_an_answer_without_a_number_is_an_error_not_a_zero():
         number_match("7", "seven")
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "answer", "score"),
     [
         ("so \\boxed{\\frac{1}{2}}", "0.5", 1.0),
@@ -102,7 +103,7 @@ def test_math_verify_compares_as_mathematics(response, answer, score):
     assert math_verify(response, answer) == score
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "pattern", "score"),
     [("ab12", r"\d+", 1.0), ("ab", r"\d+", 0.0), ("ab\ncd", r"^cd$", 0.0), ("cd", r"^cd$", 1.0)],
 )
@@ -110,14 +111,14 @@ def test_regex_is_found_or_not(response, pattern, score):
     assert regex(response, pattern) == score
 
 
-@pytest.mark.parametrize(
+@table(
     ("size", "score"), [(0, 0.0), (2, 0.5), (4, 1.0), (7, 1.0), (10, 1.0), (20, 0.5), (40, 0.25)]
 )
 def test_length_is_one_inside_its_bounds_and_a_ratio_outside(size, score):
     assert length("x" * size, at_most=10, at_least=4) == score
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "score"),
     [
         ("<think>a\nb</think>\n<answer>2</answer>", 1.0),
@@ -140,7 +141,7 @@ def test_format_by_pattern_is_of_the_whole_response():
     assert follows_format("a: 12.", pattern=r".*: \d+") == 0.0
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "arguments", "reason"),
     [
         ("regex", {"pattern": "("}, r"regex cannot read its pattern '\('"),
@@ -158,7 +159,7 @@ def test_constants_that_a_rule_would_stumble_over_are_refused(kind, arguments, r
         check_constants(kind, arguments)
 
 
-@pytest.mark.parametrize("name", RULES)
+@table("name", RULES)
 def test_the_page_on_rewards_says_what_the_docstring_says(name):
     """The docstring is where a rule is defined; the page quotes it."""
     page = " ".join(REWARDS_PAGE.read_text(encoding="utf-8").split())
@@ -166,7 +167,7 @@ def test_the_page_on_rewards_says_what_the_docstring_says(name):
     assert " ".join(inspect.getdoc(RULES[name]).split()) in page
 
 
-@pytest.mark.parametrize(
+@table(
     ("rule", "response", "answer", "score"),
     [
         ("exact_answer", "2", 2, 1.0),
@@ -191,14 +192,14 @@ def test_a_number_or_one_of_a_list_is_a_right_answer(rule, response, answer, sco
     assert call_reward(RULES[rule], row) == score
 
 
-@pytest.mark.parametrize("rule", ["exact_answer", "exact_match", "number_match", "math_verify"])
+@table("rule", ["exact_answer", "exact_match", "number_match", "math_verify"])
 def test_an_empty_list_of_answers_is_an_error_and_no_zero(rule):
     row = {"response": "2", "answer": [], "finished": True, "prompt": "?"}
     with pytest.raises(ValueError, match="the answer is"):
         call_reward(RULES[rule], row)
 
 
-@pytest.mark.parametrize(
+@table(
     ("rule", "answer"), [("exact_answer", 2), ("exact_answer", ["two", "2"]), ("math_verify", [2])]
 )
 def test_numbers_and_lists_are_right_answers_where_rewards_run(rule, answer):

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from helpers import table
 
 from tether.errors import UserError
 from tether.rewards.parts import Part
@@ -79,7 +80,7 @@ def test_the_child_names_the_row_that_failed_and_scores_the_others(child, deed):
     assert others == [Verdict(2.5), Verdict(3.5)]
 
 
-@pytest.mark.parametrize("deed", ["raise", "none", "nan", "inf", "string"])
+@table("deed", ["raise", "none", "nan", "inf", "string"])
 def test_in_process_the_row_that_failed_is_named_and_the_others_scored(reward_file, deed):
     scope: dict = {}
     exec(reward_file.read_text(), scope)

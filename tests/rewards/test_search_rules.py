@@ -1,12 +1,13 @@
 """The rewards of a policy that searches."""
 
 import pytest
+from helpers import table
 
 from tether.rewards.functions import call_reward
 from tether.rewards.rules import search_answer, search_format, search_retrieval
 
 
-@pytest.mark.parametrize(
+@table(
     ("turn", "target", "score"),
     [
         ("<answer>Aru</answer>", "Aru", 1),
@@ -54,7 +55,7 @@ def test_ground_truth_without_a_target_is_an_error_that_names_what_is_there():
         search_answer(["<answer>x</answer>"], {"answer": "x"})
 
 
-@pytest.mark.parametrize(
+@table(
     ("turns", "score"),
     [
         (["<search>x</search>", "<answer>y</answer>"], 1),
@@ -69,7 +70,7 @@ def test_the_format_is_one_answer_at_the_end(turns, score):
     assert search_format(turns) == score
 
 
-@pytest.mark.parametrize(
+@table(
     ("told", "target", "score"),
     [
         (["<information>Kel\nborn in Aru.</information>"], ["Bel", "Aru"], 1),

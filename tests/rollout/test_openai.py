@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from helpers import response
+from helpers import response, table
 
 from rollout.completions import Server, adds, choice
 from tether import api, assets
@@ -105,7 +105,7 @@ def test_what_may_pass_is_waited_out(serve, vocabulary):
     assert len(server.asked) == 4
 
 
-@pytest.mark.parametrize(
+@table(
     ("said", "sentence"),
     [
         ((404, {"error": {"message": "no model\n called m"}}), "status 404: no model called m"),
@@ -140,9 +140,7 @@ def test_nobody_there_and_nobody_in_time_are_one_sentence(serve, vocabulary):
         ask(server, vocabulary)
 
 
-@pytest.mark.parametrize(
-    "url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/completions"]
-)
+@table("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/completions"])
 def test_an_address_may_be_written_short_or_long(url):
     assert completions_url(url) == "http://h:1/v1/completions"
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import f64
+from helpers import f64, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,9 +32,7 @@ def test_the_token_is_the_first_whose_cumulative_probability_exceeds_u(weights, 
         assert int(found) == slow_inverse_cdf(probabilities, u)
 
 
-@pytest.mark.parametrize(
-    ("u", "token"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (LARGEST, 4)]
-)
+@table(("u", "token"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (LARGEST, 4)])
 def test_a_token_of_probability_zero_is_never_drawn(u, token):
     """Also at the borders, where u equals a cumulative probability or is all but 1."""
     assert int(inverse_cdf(f64([[0, 0.25, 0, 0.5, 0.25, 0]]), f64([u]))) == token

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from helpers import table
 
 from tether.rollout import tool_calls
 from tether.rollout.tool_calls import MAX_PARALLEL_CALLS, InvalidArguments, ToolRequest, call_all
@@ -52,7 +53,7 @@ def test_calls_run_at_the_same_time_but_not_too_many():
     assert 1 < most <= MAX_PARALLEL_CALLS
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()])
+@table("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()])
 def test_whatever_a_tool_raises_is_its_own_failure(error):
     def run(text):
         raise error

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from helpers import response, sample
+from helpers import response, sample, table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -49,7 +49,7 @@ def test_the_episode_is_over_with_the_answer(byte_tokenizer):
     assert row.calls == []
 
 
-@pytest.mark.parametrize(
+@table(
     "pieces",
     [
         ["<echo>", "</echo>"],  # a tag is a token
@@ -118,7 +118,7 @@ def test_our_own_marks_are_the_special_tokens_that_the_vocabulary_has():
 # Bad calls: defined, answered, recorded, and nothing is called.
 
 
-@pytest.mark.parametrize(
+@table(
     ("turn", "why"),
     [
         ("x</echo>", "</echo> without <echo>"),
@@ -177,7 +177,7 @@ def test_a_tool_that_raises_is_told_without_details_and_recorded_with_them(byte_
     assert call.error == "KeyError: 'secret path' (test_turns.py, line 171, in broken)"
 
 
-@pytest.mark.parametrize("value", [7, ["a"], b"bytes"])
+@table("value", [7, ["a"], b"bytes"])
 def test_a_tool_that_returns_no_text_has_failed(byte_tokenizer, value):
     odd = Tool("odd", "<odd>{}</odd>", "<result>{}</result>", lambda _: value, 5.0)
     row = episode(byte_tokenizer, [odd])
@@ -340,7 +340,7 @@ def test_an_object_brings_its_name_pattern_and_reply(byte_tokenizer):
     assert row.calls[0].name == "weather"
 
 
-@pytest.mark.parametrize(
+@table(
     ("pattern", "sentence"),
     [("<x>", "one {} in it"), ("{}</x>", "both sides"), ("<x>{}{}</x>", "one {}"), (3, "one {}")],
 )

@@ -1,5 +1,5 @@
-import pytest
 import torch
+from helpers import table
 
 from tether.run.metrics import Last, Max, Mean, Meter, Sum
 
@@ -12,7 +12,7 @@ def test_a_mean_weighs_tokens_and_not_batches():
     assert meter.values() == {"x": 4.0}
 
 
-@pytest.mark.parametrize(
+@table(
     ("first", "second", "together"),
     [
         (Sum(2), Sum(3), 5.0),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import f64, read_jsonl
+from helpers import f64, read_jsonl, table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tether import api
@@ -33,7 +33,7 @@ def letters(tokenizer, text: str) -> list[int]:
 # The loss
 
 
-@pytest.mark.parametrize(
+@table(
     ("difference", "loss", "slope"),
     [
         (0.0, 0.6931472, -0.5),

@@ -7,7 +7,7 @@ import re
 from itertools import islice
 
 import pytest
-from helpers import read_jsonl
+from helpers import read_jsonl, table
 
 from tether.config.load import load_config, validate_config
 from tether.config.stages import PipelineConfig
@@ -20,7 +20,7 @@ ASKED = Question("Do you know that 12+34=?", "english", "12+34", 46)
 CHINESE = Question("你知道12+34=?吗？", "chinese", "12+34", 46)
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "question", "expected"),
     [
         ("46", ASKED, 2 - 0.02 * 2),

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from helpers import table
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,7 +33,7 @@ def test_the_order_of_the_operands_does_not_change_the_side(a, b):
     assert split_of(a, b) == split_of(b, a)
 
 
-@pytest.mark.parametrize("name", ["train", "heldout"])
+@table("name", ["train", "heldout"])
 def test_every_answer_is_right(name):
     for row in read_rows(f"tether:arithmetic/{name}.jsonl"):
         a, b = map(int, SUM.search(row["prompt"]).groups())

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from helpers import table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tether import assets
@@ -92,7 +93,7 @@ def questions(name: str) -> list[dict]:
     return list(read_rows(f"tether:search/{name}.jsonl"))
 
 
-@pytest.mark.parametrize("name", ["train", "heldout"])
+@table("name", ["train", "heldout"])
 def test_every_answer_stands_in_the_last_document_of_its_path(name):
     facts = corpus()
     for row in questions(name):
@@ -121,7 +122,7 @@ def test_the_side_depends_on_the_last_document_alone():
     assert sides == {"train", "heldout"}
 
 
-@pytest.mark.parametrize("name", ["train", "heldout"])
+@table("name", ["train", "heldout"])
 def test_half_of_the_questions_need_two_documents_in_each_language(name):
     counts = Counter((row["hops"], row["prompt"].isascii()) for row in questions(name))
     total = sum(counts.values())

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from helpers import table
 
 from tether.errors import UserError
 from tether.view.export import as_script, bundle, export_page, exported_index, file_name
@@ -32,7 +33,7 @@ def body_of(script: str) -> tuple[str, object]:
     return json.loads(matched[1]), json.loads(matched[2])
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@table("text", HOSTILE)
 def test_no_text_breaks_out_of_a_script(text):
     script = as_script(f"/api/runs/{text}", {"prompt": text, text: [text]})
     assert script.isascii()
@@ -119,7 +120,7 @@ def test_modules_come_after_what_they_import():
     assert script.count('modules["maths.js"] = ') == 1
 
 
-@pytest.mark.parametrize(
+@table(
     "line",
     ['import x from "./maths.js";', 'import * as m from "./maths.js";', "export { a };",
      "export default 1;", "export let x = 1;"],

@@ -84,7 +84,7 @@ def test_a_run_of_a_thousand_iterations_opens_at_once(tmp_path):
     assert sum(measure(tmp_path)[:3]) < 0.5
 
 
-@pytest.mark.learn
+@pytest.mark.long
 def test_ten_thousand_iterations_and_a_million_token_rows_open_within_a_second(tmp_path):
     make_large_run(tmp_path, iterations=10_000, files=1000)
     seconds = measure(tmp_path)

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import table
 from starlette.datastructures import Headers
 
 from tether.cli.view import view
@@ -140,8 +141,8 @@ def test_no_path_reaches_a_byte_outside_the_runs(port, place):
         assert status in fine, (status, path)
 
 
-@pytest.mark.parametrize("run", LINKED)
-@pytest.mark.parametrize(
+@table("run", LINKED)
+@table(
     "tail",
     ["", "/series?names=secret/mean", "/evals", "/events", "/rollouts/0", "/rollouts/0/0",
      "/rollouts/0/0/whatif"],
@@ -187,7 +188,7 @@ VERBS = ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPF
 GOOD_HOSTS = ["127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}", "LOCALHOST:{port}"]
 
 
-@pytest.mark.parametrize("path", ["/", "/api/runs", "/static/style.css", "/nothing"])
+@table("path", ["/", "/api/runs", "/static/style.css", "/nothing"])
 def test_every_pair_of_foreign_host_origin_and_verb_is_refused(port, path):
     """S4: each foreign thing alone, and every pair of them."""
     own_host = "127.0.0.1:{port}"
@@ -207,8 +208,8 @@ def test_every_pair_of_foreign_host_origin_and_verb_is_refused(port, path):
             assert "allow: GET, HEAD" in text
 
 
-@pytest.mark.parametrize("host", GOOD_HOSTS)
-@pytest.mark.parametrize("verb", ["GET", "HEAD"])
+@table("host", GOOD_HOSTS)
+@table("verb", ["GET", "HEAD"])
 def test_its_own_names_are_answered(port, host, verb):
     name = host.format(port=port)
     origin = f"Origin: http://{name.lower()}"
@@ -223,7 +224,7 @@ def test_its_own_names_are_answered(port, host, verb):
         assert ('"runs"' in text) is (verb == "GET")
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site", "nonsense"])
+@table("site", ["cross-site", "same-site", "nonsense"])
 def test_a_fetch_that_another_site_began_is_refused(port, site):
     status, _ = get(port, "/api/runs", f"Host: 127.0.0.1:{port}", f"Sec-Fetch-Site: {site}")
     assert status == 403
@@ -244,7 +245,7 @@ HEADERS = {
 }
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "verb", "host"),
     [
         ("/", "GET", "127.0.0.1"),
@@ -281,7 +282,7 @@ def test_the_page_listens_on_this_machine_alone_unless_told():
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-@pytest.mark.parametrize(
+@table(
     ("host", "port", "header", "allowed"),
     [
         ("127.0.0.1", 80, "127.0.0.1", True),

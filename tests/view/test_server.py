@@ -13,7 +13,7 @@ import tracemalloc
 from urllib.parse import quote
 
 import pytest
-from helpers import read_jsonl
+from helpers import read_jsonl, table
 
 from tether.run.glossary import METRICS, TIMINGS
 from tether.run.lock import RunLock
@@ -273,7 +273,7 @@ def test_rows_are_summed_up_from_their_tokens(client, runs):
         assert line["length"] == len(row["response_ids"])
 
 
-@pytest.mark.parametrize(
+@table(
     "path",
     [
         "/nothing",
@@ -296,7 +296,7 @@ def test_what_is_not_there_is_404_in_json(made, path):
     assert answer.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize("query", ["since=-1", "since=x", "since=1e3", "generation=y"])
+@table("query", ["since=-1", "since=x", "since=1e3", "generation=y"])
 def test_a_count_that_is_none_is_refused(made, query):
     answer = client_of(made.directory.parent).get(f"/api/runs/made/series?{query}")
     assert answer.status_code == 400
@@ -429,7 +429,7 @@ def test_a_port_in_use_is_one_sentence_that_names_it(made):
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "named"),
     [
         (["does/not/exist"], "does/not/exist"),

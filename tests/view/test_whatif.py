@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import read_jsonl
+from helpers import read_jsonl, table
 
 from tether.view.run_reader import Folder
 from tether.view.settings import own_settings, samples_per_prompt, update_kind
@@ -60,7 +60,7 @@ def test_at_its_own_settings_every_row_equals_the_log_bit_for_bit(runs):
     assert len([b for k, b in moving_betas if k == "gae"]) == 2  # the controller moved it
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_the_server_says_the_same_before_and_after_at_the_own_settings(client, runs, kind):
     row = next(iter(file_rows(runs, kind).values()))
     body = what_if(client, kind, row["row"])
@@ -108,7 +108,7 @@ def slow_gae(rewards, values, final, mask, gamma, lam):
     return advantages, [errors.get(t, 0.0) for t in range(len(rewards))]
 
 
-@pytest.mark.parametrize("kind", ["gae", "gae-bare"])
+@table("kind", ["gae", "gae-bare"])
 def test_gamma_and_lambda_give_what_a_slow_loop_gives(client, runs, kind):
     rows = file_rows(runs, kind)
     for number, row in rows.items():
@@ -139,7 +139,7 @@ SLOW_KL = {
 }
 
 
-@pytest.mark.parametrize("name", SLOW_KL)
+@table("name", SLOW_KL)
 def test_another_kl_estimator_gives_its_own_formula(client, runs, name):
     for number, row in list(file_rows(runs, "gae").items())[:4]:
         body = what_if(client, "gae", number, kl_estimator=name)
@@ -161,9 +161,7 @@ def slow_clip(ratio, advantage, low, high, dual):
     return advantage * ratio, ""
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "dual"), [(0.05, 0.08, 1.05), (0.2, 0.3, None), (0.01, 0.01, 1.02)]
-)
+@table(("low", "high", "dual"), [(0.05, 0.08, 1.05), (0.2, 0.3, None), (0.01, 0.01, 1.02)])
 def test_clips_and_objectives_are_those_of_the_cases(client, runs, low, high, dual):
     marks = set()
     for number, row in file_rows(runs, "gae").items():
@@ -237,7 +235,7 @@ def test_a_missing_row_of_a_group_is_said(client, runs, tmp_path):
     assert "missing" in body["note"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("query", "names"),
     [
         ("beta=-1", "beta"),
@@ -309,7 +307,7 @@ def test_from_log_keeps_logged_columns_as_they_are(runs):
     assert stages.columns["advantages"] is kept.logged["advantages"]
 
 
-@pytest.mark.parametrize("field", ["eps_high", "beta", "dual_clip"])
+@table("field", ["eps_high", "beta", "dual_clip"])
 def test_a_setting_beyond_float32_is_refused_and_not_a_fault(client, field):
     answer = client.get(f"/api/runs/gae/rollouts/1/0/whatif?{field}=1e39")
     assert answer.status_code == 400

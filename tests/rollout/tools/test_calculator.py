@@ -4,6 +4,7 @@ import contextlib
 from fractions import Fraction
 
 import pytest
+from helpers import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from tether.rollout.tool_calls import InvalidArguments
 from tether.rollout.tools.calculator import calculate, format_number
 
 
-@pytest.mark.parametrize(
+@table(
     ("expression", "value"),
     [
         ("1 + 2 * 3", "7"),
@@ -37,7 +38,7 @@ def test_values_are_exact_or_say_that_they_are_not(expression, value):
     assert calculate(expression) == value
 
 
-@pytest.mark.parametrize(
+@table(
     ("expression", "why"),
     [
         ("", "empty"),

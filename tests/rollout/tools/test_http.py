@@ -6,6 +6,7 @@ import time
 
 import pytest
 from faults.hostile_retriever import SHAPES, answer, drip_body, drip_headers, hang, says, serving
+from helpers import table
 
 from tether.rollout.tools.search_client import BadAnswer, HttpRetriever, NoAnswer, parse_answer
 
@@ -65,7 +66,7 @@ def test_all_attempts_together_have_one_deadline(behave):
         assert time.perf_counter() - began < 2
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@table("shape", SHAPES)
 def test_any_other_shape_is_refused(shape):
     with pytest.raises(BadAnswer):
         parse_answer(SHAPES[shape], topk=3)

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from helpers import table
 
 from rollout.talk import episode, say, settings, vocabulary
 from tether.config import SearchTool
@@ -47,7 +48,7 @@ def slow_scores(query: str) -> list[float]:
     return scores
 
 
-@pytest.mark.parametrize(
+@table(
     "query",
     ["Where was Kel Oru born?", "mayor of Aru", "BEL TAN", "石桥镇的镇长", "王小明", "Aru Aru"],
 )

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import uvicorn
+from helpers import table
 from starlette.testclient import TestClient
 
 from tether.errors import UserError
@@ -74,7 +75,7 @@ def test_each_query_has_its_list_best_first_and_topk_has_a_default(port):
     assert ask(port, {"queries": []}) == (200, b'{"result":[]}')
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "sentence"),
     [
         (b"hello", "not JSON"),

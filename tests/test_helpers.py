@@ -1,0 +1,49 @@
+"""The table of cases as one test: every failing row is named, and none passes by accident."""
+
+import pytest
+from helpers import table
+
+
+def test_every_row_that_fails_is_named_and_the_others_run_too():
+    seen = []
+
+    @table(("number", "limit"), [(1, 3), (4, 3), (2, 3), (9, 3)])
+    def check(number, limit):
+        seen.append(number)
+        assert number < limit
+
+    with pytest.raises(pytest.fail.Exception) as failure:
+        check()
+    assert seen == [1, 4, 2, 9]
+    said = str(failure.value)
+    assert said.startswith("2 of 4 rows\n4, 3: test_helpers.py:")
+    assert "\n9, 3: " in said
+    assert "\n1, 3: " not in said
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"), [(None, "'b'"), (str.upper, "B"), (["one", "two"], "two")]
+)
+def test_a_row_is_named_as_parametrize_would(ids, named):
+    @table("letter", ["a", "b"], ids=ids)
+    def check(letter):
+        assert letter == "a"
+
+    with pytest.raises(pytest.fail.Exception, match=rf"1 of 2 rows\n{named}: "):
+        check()
+
+
+def test_an_empty_table_fails():
+    @table("letter", [])
+    def check(letter): ...
+
+    with pytest.raises(AssertionError, match="proves nothing"):
+        check()
+
+
+@table("outer", [1, 2])
+@table(("inner", "twice"), [(1, 2), pytest.param(3, 6, id="three")])
+def test_tables_can_be_stacked_and_take_fixtures(outer, inner, twice, tmp_path):
+    assert twice == 2 * inner
+    assert outer in (1, 2)
+    assert tmp_path.is_dir()
