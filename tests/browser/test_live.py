@@ -54,6 +54,7 @@ def test_a_file_that_was_cut_back_is_drawn_anew(page, run, address):
     finally:
         metrics.write_bytes(whole)
     wait_until(page, f"({POINTS}) === {ITERATIONS}")
+    assert page.evaluate(POINTS) == ITERATIONS
 
 
 def test_a_server_that_is_gone_is_missed_and_found_again(page, run, address):

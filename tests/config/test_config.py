@@ -515,7 +515,8 @@ def test_weights_that_learn_are_not_bfloat16(dotted, field):
     ],
 )
 def test_weights_that_do_not_learn_may_be_bfloat16(dotted):
-    configured(SMALL, **dotted)
+    model = configured(SMALL, **dotted).model
+    assert "bfloat16" in (model.dtype, model.reference_dtype)
 
 
 @table("schema", [SFTConfig, RewardModelConfig])

@@ -12,34 +12,34 @@ def bench(tmp_path_factory):
     return interruptions.Bench(make_world(folder / "world"), folder, seed=1)
 
 
-def held(*rows) -> None:
+def assert_held(*rows) -> None:
     for row in rows:
         assert row.holds, f"{row.number}: {row.held} of {row.tries} held; {row.remark}"
 
 
 def test_a_run_killed_at_a_random_moment_ends_as_one_that_was_not(bench):
-    held(*interruptions.r1_kills(bench, 5))
+    assert_held(*interruptions.r1_kills(bench, 5))
 
 
 def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(bench):
-    held(interruptions.r2_kills_in_save(bench, rounds=1, every=13))
+    assert_held(interruptions.r2_kills_in_save(bench, rounds=1, every=13))
 
 
 def test_ten_kills_in_one_run_change_nothing(bench):
-    held(interruptions.r3_ten_kills(bench, 1))
+    assert_held(interruptions.r3_ten_kills(bench, 1))
 
 
 def test_signals_finish_or_drop_an_iteration_whole_and_save(bench):
-    held(interruptions.r4_signals(bench, 1))
+    assert_held(interruptions.r4_signals(bench, 1))
 
 
 def test_a_disk_that_is_full_limited_or_broken_costs_no_checkpoint(bench):
-    held(interruptions.r5_disk(bench, 6))
+    assert_held(interruptions.r5_disk(bench, 6))
 
 
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(bench):
-    held(interruptions.r6_damage(bench, 48, resumed=2))
+    assert_held(interruptions.r6_damage(bench, 48, resumed=2))
 
 
 def test_a_resume_at_any_iteration_uses_the_same_prompts_and_ends_the_same(bench):
-    held(interruptions.r7_every_iteration(bench, iterations=(0, 1, 4)))
+    assert_held(interruptions.r7_every_iteration(bench, iterations=(0, 1, 4)))

@@ -25,7 +25,7 @@ def name(cell: Cell) -> str:
     return f"{cell.estimator} in the {cell.place} is {'right' if cell.right else 'wrong'}"
 
 
-def ends_where_it_should(cell: Cell, iterations: int) -> None:
+def assert_ends_where_it_should(cell: Cell, iterations: int) -> None:
     found = distances(cell, iterations)
     assert len(found) == 4
     if cell.right:
@@ -38,13 +38,13 @@ def ends_where_it_should(cell: Cell, iterations: int) -> None:
 def test_the_decisive_estimators_end_where_theory_says(cell):
     """Half of the iterations: the right ones are within 0.008 by then, the wrong ones 0.06 away."""
     assert cell in CELLS
-    ends_where_it_should(cell, ITERATIONS // 2)
+    assert_ends_where_it_should(cell, ITERATIONS // 2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_every_estimator_in_every_place_ends_where_theory_says(cell):
-    ends_where_it_should(cell, ITERATIONS)
+    assert_ends_where_it_should(cell, ITERATIONS)
 
 
 def test_the_optimum_by_hand():

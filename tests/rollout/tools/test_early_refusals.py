@@ -64,7 +64,8 @@ def test_a_tool_that_cannot_be_called_with_one_text_is_refused(tiny_config, own,
 
 
 def test_a_tool_with_defaults_is_fine(own, byte_tokenizer):
-    build_episode_source(settings(tools=[f"{own}:fine"]), vocabulary(byte_tokenizer))
+    source = build_episode_source(settings(tools=[f"{own}:fine"]), vocabulary(byte_tokenizer))
+    assert len(source.episodes(Prompts(["p"], [[1]], [{}], [0], [""], [None]))) == 1
 
 
 def test_a_tool_may_be_named_by_its_module(tmp_path, own, monkeypatch, byte_tokenizer):
@@ -72,7 +73,9 @@ def test_a_tool_may_be_named_by_its_module(tmp_path, own, monkeypatch, byte_toke
     (tmp_path / "my_tools_package" / "__init__.py").write_text("from beside_tools import fine\n")
     (tmp_path / "beside_tools.py").write_text("def fine(text): return text\n")
     monkeypatch.chdir(tmp_path)
-    build_episode_source(settings(tools=["my_tools_package:fine"]), vocabulary(byte_tokenizer))
+    named = settings(tools=["my_tools_package:fine"])
+    source = build_episode_source(named, vocabulary(byte_tokenizer))
+    assert len(source.episodes(Prompts(["p"], [[1]], [{}], [0], [""], [None]))) == 1
 
 
 @pytest.mark.parametrize(
