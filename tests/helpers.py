@@ -76,6 +76,18 @@ def _told(fault: BaseException) -> str:
     return f"{where}: {type(fault).__name__}: {fault}"
 
 
+def few_or_many(names: str | tuple[str, ...], few, many):
+    """Run a test with `few` in `make test` and with `many` in `make test-long`."""
+    values = (many,) if isinstance(names, str) else many
+    return pytest.mark.parametrize(names, [few, pytest.param(*values, marks=pytest.mark.long)])
+
+
+def first_or_all(values: Iterable, quick: int = 1) -> list:
+    """Return values for `parametrize`: the first in `make test`, the others in `make test-long`."""
+    long = pytest.mark.long
+    return [v if i < quick else pytest.param(v, marks=long) for i, v in enumerate(values)]
+
+
 def changed(mapping: dict, **dotted: object) -> dict:
     """A deep copy with `section__field=value` replaced."""
     mapping = json.loads(json.dumps(mapping))

@@ -266,6 +266,7 @@ def test_the_adaptive_figure_ends_at_its_target_and_a_fixed_beta_does_not(start)
     assert set(betas) == {start}
 
 
+@pytest.mark.long
 def test_the_drawings_are_the_same_bytes_each_time(tmp_path, monkeypatch):
     drawn = []
     for folder in (tmp_path / "first", tmp_path / "second"):

@@ -81,13 +81,13 @@ def test_every_config_field_has_one_row_with_its_type_range_and_default(script):
     )
 
 
-# Short runs that between them write every number there is.
+# Short runs that between them write every number there is; a warm-up has an iteration after it.
 RUNS = {
     "clip": {"actor__entropy_coef": 0.01},
     "trpo": {"actor__update": {"kind": "trpo"}},
     "penalty": {"actor__update": {"kind": "penalty"}, "actor__stop_kl": 1e-6},
     "grpo": {"advantage__estimator": "grpo", "kl__in_loss__coef": 0.1},
-    "warm-up": {"critic__warmup_iterations": 1},
+    "warm-up": {"critic__warmup_iterations": 1, "train__iterations": 2},
     "shared trunk": {"critic": {"shared_trunk": True}},
     "corrected": {"rollout__correction": {"kind": "sequence"}},
     "tools": {
@@ -102,7 +102,8 @@ def test_the_glossary_names_exactly_what_runs_write(tiny_config, tmp_path):
     written = {}
     for number, (name, dotted) in enumerate(RUNS.items()):
         directory = str(tmp_path / f"run-{number}")
-        config = changed(tiny_config, run__dir=directory, data__heldout=None, **dotted)
+        small = changed(tiny_config, run__dir=directory, data__heldout=None, train__iterations=1)
+        config = changed(small, **dotted)
         run = tether.train(config, reward=distinct_letters).run
         written[name] = [list(metrics) for metrics in lines(run, "metrics.jsonl")]
     parts = [{"name": "NAME", "kind": "length", "arguments": {"at_most": 4}}]

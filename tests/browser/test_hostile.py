@@ -140,6 +140,7 @@ def test_there_are_four_hundred_different_payloads():
     assert len(set(payloads())) == 400
 
 
+@pytest.mark.long
 def test_hostile_text_stays_text_on_the_page(watched_page, hostile):
     folder, runs = hostile
     with served(folder) as address:

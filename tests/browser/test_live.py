@@ -1,10 +1,13 @@
 """The page over a run that is going on."""
 
+import pytest
+
 from tests.browser.conftest import ITERATIONS, log_of, served, trained, wait_until
 
 POINTS = "document.querySelector('.chart .js-plotly-plot')?.data?.[0].x.length ?? 0"
 
 
+@pytest.mark.long
 def test_a_curve_grows_while_the_run_goes_on_and_only_new_lines_are_asked_for(page, tmp_path):
     since = []
 

@@ -56,6 +56,7 @@ def test_the_first_curve_of_a_long_run_is_there_in_seconds(page, long_run, capsy
         wait_until(page, "document.querySelector('.scroll.tall').scrollTop === 400")
 
 
+@pytest.mark.long
 def test_thousands_of_rows_of_one_iteration_are_paged(page, tmp_path):
     run = tmp_path / "wide"
     (run / "rollouts").mkdir(parents=True)

@@ -221,6 +221,7 @@ def test_two_processes_that_share_layers_learn_as_one(kind):
         assert_agree(alone, found[kind])
 
 
+@pytest.mark.long
 def test_four_processes_with_parts_of_shared_layers_learn_as_one():
     """22 inner units: 11 for each that shares a layer, and 6 and 5 of them for the replicas."""
     alone = learn("qwen3")
@@ -340,6 +341,7 @@ def test_runs_with_weights_in_parts_are_those_with_whole_ones(ragged):  # noqa: 
         assert_same(one, run, 1e-9)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_however_its_weights_lie(ragged):  # noqa: F811
     """One iteration on two processes, one alone, one on two again; a critic, a reference."""
     full = changed(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import changed, read_jsonl
+from helpers import changed, few_or_many, read_jsonl
 
 from dist.processes import _server, free_port
 from tether import api
@@ -106,6 +106,7 @@ def silence_of(rank: int, heard_by: int) -> str:
     )
 
 
+@pytest.mark.long
 def test_a_process_that_stands_still_is_named_by_the_others(endless):
     with running(2, endless) as run:
         run.wait_for_iterations(1)
@@ -160,7 +161,7 @@ def test_a_port_that_is_taken_is_named(endless):
     assert f"127.0.0.1:{port}, as another program uses that port" in said
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@few_or_many("rank", 1, 0)
 def test_a_process_alone_does_not_wait_for_ever(endless, rank):
     with running(2, endless, [rank]) as run:
         said = run.wait(rank, 30)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import changed
+from helpers import changed, few_or_many, first_or_all
 
 from dist.processes import run_processes
 from tether import api
@@ -78,7 +78,7 @@ def assert_same(one: str, other: str, tolerance: float, iterations: int | None =
         assert difference(a, b) < tolerance
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_or_all(KINDS))
 def test_two_processes_train_as_one(ragged, kind):
     config = changed(ragged, **KINDS[kind])
     [one] = run_processes(1, train, at(config, "one"))
@@ -92,25 +92,28 @@ def test_two_processes_train_as_one(ragged, kind):
     assert max(float((a[k] - b[k]).abs().max()) for k in a) < 1e-9
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"critic": {"shared_trunk": True}},
-        {"model__lora": {"rank": 2}, "model__critic_lora": {"rank": 2}},
-        {"advantage__estimator": "remax", "critic": {}},
-        {"actor__stop_kl": 1e-5},
-        {"kl__in_loss": {"coef": 0.1, "estimator": "full"}, "kl__refresh_reference_every": 2},
-        {"actor__update": {"kind": "gspo"}, "rollout__reuse_log_probs": True},
-    ],
-    ids=["shared trunk", "lora", "remax", "stop_kl", "full kl, refreshed", "gspo, reused"],
-)
+IN_THREE = {
+    "shared trunk": {"critic": {"shared_trunk": True}},
+    "lora": {"model__lora": {"rank": 2}, "model__critic_lora": {"rank": 2}},
+    "remax": {"advantage__estimator": "remax", "critic": {}},
+    "stop_kl": {"actor__stop_kl": 1e-5},
+    "full kl, refreshed": {
+        "kl__in_loss": {"coef": 0.1, "estimator": "full"},
+        "kl__refresh_reference_every": 2,
+    },
+    "gspo, reused": {"actor__update": {"kind": "gspo"}, "rollout__reuse_log_probs": True},
+}
+
+
+@pytest.mark.parametrize("change", first_or_all(IN_THREE))
 def test_three_processes_train_as_one(ragged, change):
-    config = changed(ragged, **change)
+    config = changed(ragged, **IN_THREE[change])
     [one] = run_processes(1, train, at(config, "one"))
     three, *_ = run_processes(3, train, at(config, "three"))
     assert_same(one, three, 1e-9)
 
 
+@pytest.mark.long
 def test_more_processes_than_rows_of_a_minibatch(ragged):
     config = changed(
         ragged, actor__minibatch_rows=3, critic__minibatch_rows=3, train__iterations=1
@@ -120,7 +123,7 @@ def test_more_processes_than_rows_of_a_minibatch(ragged):
     assert_same(one, four, 1e-9)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
+@few_or_many(("before", "after"), (2, 1), (1, 3))
 def test_a_run_goes_on_with_another_number_of_processes(ragged, before, after):
     short = at(ragged, "resumed", train__iterations=1)
     [whole] = run_processes(1, train, at(ragged, "whole"))

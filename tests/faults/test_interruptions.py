@@ -1,6 +1,7 @@
 """The quick form of `make faults`, rows R1 to R8."""
 
 import pytest
+from helpers import few_or_many
 
 from faults import interruptions
 from faults.world import make_world
@@ -17,29 +18,36 @@ def assert_held(*rows) -> None:
         assert row.holds, f"{row.number}: {row.held} of {row.tries} held; {row.remark}"
 
 
-def test_a_run_killed_at_a_random_moment_ends_as_one_that_was_not(bench):
-    assert_held(*interruptions.r1_kills(bench, 5))
+@few_or_many("tries", 1, 5)
+def test_a_run_killed_at_a_random_moment_ends_as_one_that_was_not(bench, tries):
+    assert_held(*interruptions.r1_kills(bench, tries))
 
 
-def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(bench):
-    assert_held(interruptions.r2_kills_in_save(bench, rounds=1, every=13))
+@few_or_many("every", 40, 13)
+def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(bench, every):
+    assert_held(interruptions.r2_kills_in_save(bench, rounds=1, every=every))
 
 
+@pytest.mark.long
 def test_ten_kills_in_one_run_change_nothing(bench):
     assert_held(interruptions.r3_ten_kills(bench, 1))
 
 
+@pytest.mark.long
 def test_signals_finish_or_drop_an_iteration_whole_and_save(bench):
     assert_held(interruptions.r4_signals(bench, 1))
 
 
-def test_a_disk_that_is_full_limited_or_broken_costs_no_checkpoint(bench):
-    assert_held(interruptions.r5_disk(bench, 6))
+@few_or_many("tries", 1, 6)
+def test_a_disk_that_is_full_limited_or_broken_costs_no_checkpoint(bench, tries):
+    assert_held(interruptions.r5_disk(bench, tries))
 
 
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(bench):
-    assert_held(interruptions.r6_damage(bench, 48, resumed=2))
+@few_or_many(("tries", "resumed"), (8, 1), (48, 2))
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(bench, tries, resumed):
+    assert_held(interruptions.r6_damage(bench, tries, resumed))
 
 
-def test_a_resume_at_any_iteration_uses_the_same_prompts_and_ends_the_same(bench):
-    assert_held(interruptions.r7_every_iteration(bench, iterations=(0, 1, 4)))
+@few_or_many("iterations", (1,), (0, 1, 4))
+def test_a_resume_at_any_iteration_uses_the_same_prompts_and_ends_the_same(bench, iterations):
+    assert_held(interruptions.r7_every_iteration(bench, iterations))

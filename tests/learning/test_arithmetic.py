@@ -18,15 +18,15 @@ QUICK = {
 @pytest.mark.parametrize(
     "variant",
     [
-        {},
-        {"actor.update.kind": "penalty"},
-        {
-            "actor.update.kind": "trpo",
-            "actor.update.max_kl": 0.02,
-        },
-        {"advantage.estimator": "grpo"},
+        pytest.param({}, id="clip"),
+        pytest.param({"actor.update.kind": "penalty"}, id="penalty", marks=pytest.mark.long),
+        pytest.param(
+            {"actor.update.kind": "trpo", "actor.update.max_kl": 0.02},
+            id="trpo",
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"advantage.estimator": "grpo"}, id="grpo", marks=pytest.mark.long),
     ],
-    ids=["clip", "penalty", "trpo", "grpo"],
 )
 def test_held_out_accuracy_rises_by_fifteen_points(variant, tmp_path):
     config = tether.load_config("arithmetic", {**QUICK, **variant, "run.dir": tmp_path / "run"})

@@ -9,6 +9,8 @@ import tether
 from tether.run.directory import METRICS
 from tether.run.reader import read_lines
 
+pytestmark = pytest.mark.long
+
 QUICK = {
     "threads": 1,
     "rollout.prompts": 32,
