@@ -1,6 +1,6 @@
 """A data file of a million rows: the first iteration is done within a minute, and not in silence.
 
-It takes a minute and two cores that nobody else uses: `make scaling` runs it.
+It takes a minute and two idle cores: `make test-long` runs it.
 """
 
 import json

@@ -1,0 +1,42 @@
+"""pyright (standard) finds nothing to say about the source, as `make type`."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MATHS = ["src/tether/types.py", "src/tether/algo"]
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="pyright needs node")
+
+
+def complaints(*paths: str | Path) -> list[str]:
+    """Return pyright's errors about these files, or about what pyproject.toml includes."""
+    pyright = Path(sys.executable).with_name("pyright")
+    command = [pyright, "--pythonpath", sys.executable, "--outputjson", *paths]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    found = json.loads(ended.stdout)
+    assert found["summary"]["filesAnalyzed"] > 0, ended.stdout
+    return [
+        f"{error['file']}:{error['range']['start']['line'] + 1}: {error['message']}"
+        for error in found["generalDiagnostics"]
+    ]
+
+
+def test_the_types_of_the_maths_are_right():
+    assert complaints(*MATHS) == []
+
+
+def test_a_wrong_type_is_found(tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text("from tether.algo.kl import k1\n\nk1('a', 'b', 'c')\n")
+    assert any("cannot be assigned" in text for text in complaints(file))
+
+
+@pytest.mark.long
+def test_the_types_of_the_whole_source_are_right():
+    assert complaints() == []
