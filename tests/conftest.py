@@ -8,4 +8,4 @@ import os
 import sys
 
 hands_tests_out = "--numprocesses" in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ
-pytest_plugins = [] if hands_tests_out else ["fixtures"]
+pytest_plugins = [] if hands_tests_out else ["shared_fixtures"]
