@@ -1,7 +1,11 @@
-"""The table of cases as one test: every failing row is named, and none passes by accident."""
+"""What the tests stand on: tables that name every failing row, and shapes checked at run time."""
 
 import pytest
+import torch
 from helpers import table
+from jaxtyping import TypeCheckError
+
+from tether.algo.kl import k1
 
 
 def test_every_row_that_fails_is_named_and_the_others_run_too():
@@ -47,3 +51,11 @@ def test_tables_can_be_stacked_and_take_fixtures(outer, inner, twice, tmp_path):
     assert twice == 2 * inner
     assert outer in (1, 2)
     assert tmp_path.is_dir()
+
+
+def test_a_tensor_of_another_shape_is_refused_while_tests_run():
+    cells, more = torch.zeros(2, 3), torch.zeros(2, 4)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    assert k1(cells, cells, mask).shape == (2, 3)
+    with pytest.raises(TypeCheckError, match="ref_log_probs"):
+        k1(cells, more, mask)
