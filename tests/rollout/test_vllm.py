@@ -43,7 +43,7 @@ SETTINGS = vllm.Settings(eos_ids=(256,), max_row_tokens=64, cache_bytes=10**8, t
 
 def test_without_the_package_one_sentence_names_the_extra(tiny_config, monkeypatch):
     monkeypatch.setattr(vllm, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"rollout\.sampler vllm needs .*tether\[vllm\]"):
+    with pytest.raises(UserError, match=r"rollout\.sampler vllm needs .*\.\[vllm\]"):
         build_roles(configured(tiny_config, rollout__sampler="vllm"))
 
 
