@@ -33,7 +33,7 @@ def shape_rewards(
 ) -> Float[Tensor, "rows response"]:
     """Return score - beta x KL per token. `kl` is 0 on masked cells, and so is the result.
 
-    Ziegler et al. 2019 (1909.08593), equation 2.
+    Ziegler et al. 2019 (1909.08593), section 2.
     """
     return token_level_scores - beta * kl
 
@@ -99,7 +99,7 @@ def gae(
     On a masked cell V_next and A_next pass unchanged: no decay, no reward, as if the column were
     not there. After the last sampled token V_next is `final_values`, 0 for a finished response.
 
-    Schulman et al. 2016 (1506.02438), equation 16.
+    Schulman et al. 2016 (1506.02438).
     """
     advantages = torch.zeros_like(rewards)
     next_value = final_values

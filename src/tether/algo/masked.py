@@ -10,17 +10,21 @@ EPSILON = 1e-8
 
 
 def masked_sum(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Sum the True cells."""
     # where() and not a product: a NaN in a masked cell must not survive 0 x NaN.
     return torch.where(mask, x, torch.zeros_like(x)).sum()
 
 
 def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """0 where no cell is True."""
+    """Return the mean over the True cells, 0 where there is none."""
     return masked_sum(x, mask) / mask.sum().clamp(min=1)
 
 
 def masked_moments(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Moments:
-    """Mean and unbiased variance; with fewer than two cells the variance is 1 (centre only)."""
+    """Return mean and unbiased variance over the True cells.
+
+    With fewer than two cells the variance is 1, so that whitening only centres.
+    """
     count = mask.sum()
     mean = masked_mean(x, mask)
     squares = masked_sum((x - mean) ** 2, mask)
@@ -31,7 +35,7 @@ def masked_moments(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> 
 def whiten(
     x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], moments: Moments
 ) -> Float[Tensor, "*shape"]:
-    """(x - mean) / sqrt(variance + 1e-8) on True cells, 0 elsewhere."""
+    """Return (x - mean) / sqrt(variance + 1e-8) on True cells, 0 elsewhere."""
     whitened = (x - moments.mean) * torch.rsqrt(moments.variance + EPSILON)
     return torch.where(mask, whitened, torch.zeros_like(x))
 
@@ -39,8 +43,11 @@ def whiten(
 def explained_variance(
     values: Float[Tensor, "*shape"], returns: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> Float[Tensor, ""]:
-    """1 - Var(returns - values) / Var(returns): 1 = the critic foresaw all, 0 = as good as a
-    constant, below 0 = worse than one. 0 where the returns do not vary."""
+    """Return 1 - Var(returns - values) / Var(returns) over the True cells.
+
+    1 = the critic predicts every return, 0 = no better than a constant, below 0 = worse than one.
+    It is 0 where the returns do not vary.
+    """
     unexplained = masked_moments(returns - values, mask).variance
     total = masked_moments(returns, mask).variance
     share = 1 - unexplained / torch.where(total > 0, total, torch.ones_like(total))
@@ -50,7 +57,12 @@ def explained_variance(
 def cell_weights(
     mode: str, mask: Bool[Tensor, "rows response"], max_response_tokens: int, dtype: torch.dtype
 ) -> Float[Tensor, "rows response"]:
-    """The weight of every cell of a minibatch; 0 on masked ones, all 0 where nothing counts."""
+    """Return the weight of each cell in a minibatch's loss, by the aggregation of that name.
+
+    0 on masked cells. Weights are counted over the whole minibatch, so that a split into
+    microbatches changes no gradient. `seq_mean_token_sum_norm` divides by a constant, as Dr. GRPO
+    does (Liu et al. 2025, 2503.20783); `token_mean` is that of DAPO (Yu et al. 2025, 2503.14476).
+    """
     tokens_of_row = mask.sum(dim=1, keepdim=True)
     rows = (tokens_of_row > 0).sum().clamp(min=1)
     match mode:
@@ -63,12 +75,12 @@ def cell_weights(
         case "seq_mean_token_sum_norm":
             count = rows * max_response_tokens
         case _:
-            raise ValueError(f"no aggregation {mode!r}")
+            raise ValueError(f"unknown aggregation {mode!r}")
     return mask.to(dtype) / count
 
 
 def weighted_sum(
     per_token: Float[Tensor, "rows response"], weights: Float[Tensor, "rows response"]
 ) -> Float[Tensor, ""]:
-    """A microbatch's share of the minibatch's loss; what stands in cells of weight 0 is ignored."""
+    """Return a microbatch's share of the minibatch's loss; cells of weight 0 are ignored."""
     return torch.where(weights > 0, per_token * weights, 0.0).sum()

@@ -18,18 +18,22 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seed: int, purpose: str, *words: Word) -> Float[Tensor, "..."]:
-    """float64 in [0, 1), one for each element of the broadcast words."""
+    """Return float64 numbers in [0, 1), one for each element of the broadcast words."""
     return torch.from_numpy((_hash(seed, purpose, *words) >> np.uint64(11)) * 2.0**-53)
 
 
 def permutation(size: int, seed: int, purpose: str, *words: int) -> Int[Tensor, " size"]:
+    """Return 0 .. size - 1 in an order that the key determines."""
     return torch.from_numpy(
         np.argsort(_hash(seed, purpose, *words, np.arange(size)), kind="stable")
     )
 
 
 def _hash(seed: int, purpose: str, *words: Word) -> np.ndarray:
-    """64 well-mixed bits from all words, each mixed in by the finaliser of SplitMix64."""
+    """Return 64 well-mixed bits from all words, each mixed in by the finaliser of SplitMix64.
+
+    Steele, Lea and Flood 2014, *Fast Splittable Pseudorandom Number Generators*.
+    """
     tag = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
     state = np.zeros(1, dtype=np.uint64)
     for word in (seed, tag, *words):  # arrays of uint64 wrap around, as meant

@@ -2,6 +2,8 @@
 
 maximise g.x subject to x.F x / 2 <= delta, where F is the Fisher matrix: the Hessian of
 KL(pi_old || pi_new) at pi_old. F is only ever seen through products with a vector.
+
+Schulman et al. 2015 (1502.05477), section 6 and appendix C.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,11 @@ Product = Callable[[Float[Tensor, " n"]], Float[Tensor, " n"]]
 def conjugate_gradient(
     product: Product, target: Float[Tensor, " n"], iterations: int, tolerance: float = 1e-10
 ) -> Float[Tensor, " n"]:
-    """Solve product(x) = target, starting from 0; stops when the residual is `tolerance` of it."""
+    """Solve product(x) = target from x = 0.
+
+    Stops when the squared residual has fallen to `tolerance` times the target's. Hestenes and
+    Stiefel 1952.
+    """
     x = torch.zeros_like(target)
     residual, direction = target.clone(), target.clone()
     squared = residual @ residual
@@ -25,7 +31,7 @@ def conjugate_gradient(
     for _ in range(iterations):
         image = product(direction)
         curvature = direction @ image
-        if not curvature > 0:  # rounding has taken over; what there is, is the best there will be
+        if not curvature > 0:  # rounding has taken over: x gets no better
             break
         step = squared / curvature
         x = x + step * direction
@@ -41,7 +47,7 @@ def conjugate_gradient(
 def longest_step(
     direction: Float[Tensor, " n"], image: Float[Tensor, " n"], max_kl: float
 ) -> Float[Tensor, " n"]:
-    """The direction scaled so that its quadratic KL, x.F x / 2, is `max_kl`; `image` is F x."""
+    """Scale the direction x so that its quadratic KL, x.F x / 2, is `max_kl`; `image` is F x."""
     return direction * torch.sqrt(2 * max_kl / (direction @ image))
 
 
@@ -55,9 +61,9 @@ class LineSearchResult(NamedTuple):
 def line_search(
     measure: Callable[[float], tuple[float, float]], max_kl: float, backtracks: int, ratio: float
 ) -> LineSearchResult:
-    """The longest share of the step with KL <= max_kl and a better surrogate than at 0.
+    """Return the longest share of the step with KL <= max_kl and a better surrogate than at 0.
 
-    `measure(share)` gives (surrogate, KL) there; share 0 is measured by the same code.
+    `measure(share)` returns (surrogate, KL) there; share 0 is measured by the same code.
     """
     surrogate_before, _ = measure(0.0)
     for attempt in range(backtracks + 1):

@@ -217,7 +217,7 @@ class PenaltyUpdate(UpdateSection):
     controller: Literal["fixed", "adaptive"] = "adaptive"
     """keep the weight, or halve and double it so that the KL stays near `target`"""
     target: PositiveFloat = 0.01
-    """mean KL a token from the old to the new policy, in nats"""
+    """mean KL per token from the old to the new policy, in nats"""
 
     @property
     def formula(self) -> str:
@@ -234,7 +234,7 @@ class TrpoUpdate(UpdateSection):
     kind: Literal["trpo"]
     """trust region with a hard constraint"""
     max_kl: PositiveFloat = 0.01
-    """delta: the largest mean KL a token from the old to the new policy, exact, in nats"""
+    """delta: the largest mean KL per token from the old to the new policy, exact, in nats"""
     cg_iterations: PositiveInt = 10
     """conjugate-gradient iterations; each reads all rows, forward and backward"""
     damping: PositiveFloat = 0.1
@@ -272,7 +272,7 @@ class ReinforceUpdate(UpdateSection):
 
 
 class GspoUpdate(UpdateSection):
-    """GSPO: one ratio a response, clipped as a whole."""
+    """GSPO: one ratio per response, clipped as a whole."""
 
     kind: Literal["gspo"]
     """sequence-level clip; the paper's loss weighs every response alike"""
