@@ -58,7 +58,7 @@ def test_exact_kl_is_infinite_only_where_q_is_zero_and_p_is_not():
     [([0.5, 0.4], [0.5, 0.5]), ([0.5, 0.5], [1.5, -0.5]), ([1.0], [0.5, 0.5])],
 )
 def test_exact_kl_refuses_what_is_no_pair_of_distributions(p, q):
-    with pytest.raises(ValueError, match=r"no distribution|outcomes"):
+    with pytest.raises(ValueError, match=r"not a distribution|outcomes"):
         exact_kl(p, q)
 
 
