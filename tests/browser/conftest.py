@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tether
 from tests.browser.hostile import row_of, write
 
 CHROMIUM = shutil.which("chromium")
@@ -117,8 +118,9 @@ def run(browser, tmp_path_factory) -> Path:
     """The directory of a run that has ended; beside it lies one in which a tool wrote tokens."""
     run = tmp_path_factory.mktemp("runs") / "live"
     make_tool_run(run.parent / "tools")
-    with trained(run, ITERATIONS) as process:
-        assert process.wait(timeout=120) == 0, log_of(run).read_text()
+    fields = {name.removeprefix("--"): value for name, value in TINY.items()}
+    fields |= {"train.iterations": ITERATIONS, "run.dir": str(run)}
+    tether.train(tether.load_config("arithmetic", fields), quiet=True)
     return run
 
 
