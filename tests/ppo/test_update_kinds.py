@@ -26,7 +26,7 @@ from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Controls, first_controls
 from tether.ppo.rollout_log import rollout_rows
 from tether.ppo.updates import minibatches
-from tether.ppo.updates.actor import exact_kl, snapshot_old_policy, update_actor
+from tether.ppo.updates.actor import actor_objective, exact_kl, update_actor
 from tether.types import Sequences
 
 WHOLE = {
@@ -600,7 +600,7 @@ def test_two_iterations_run_from_end_to_end_with_finite_metrics(tiny_config, nam
 def test_the_exact_penalty_is_the_kl_from_the_old_policy_over_the_vocabulary(build):
     roles, config = build(**WHOLE, actor__update={"kind": "penalty", "estimator": "full"})
     experience = run_iteration(0, first_controls(config), roles, config).experience
-    old_policy = snapshot_old_policy(roles, config)
+    old_policy = actor_objective(roles, config, first_controls(config)).old_policy
     with torch.no_grad():
         for weight in roles.actor.model.parameters():
             weight.mul_(1.05)
@@ -622,4 +622,4 @@ def test_the_exact_penalty_is_the_kl_from_the_old_policy_over_the_vocabulary(bui
 
 def test_a_sampled_penalty_keeps_no_second_copy_of_the_actor(build):
     roles, config = build(**WHOLE, actor__update={"kind": "penalty"})
-    assert snapshot_old_policy(roles, config) is None
+    assert actor_objective(roles, config, first_controls(config)).old_policy is None

@@ -60,7 +60,7 @@ from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Outcome
 from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
-from tether.ppo.updates.actor import loss_inputs, snapshot_old_policy
+from tether.ppo.updates.actor import actor_objective, loss_inputs
 from tether.rewards.functions import Reward
 from tether.run.directory import SCHEMA
 from tether.run.trust import SECTIONS, refuse_untrusted
@@ -215,7 +215,7 @@ def one_prompt_config(config: Config, data: str) -> Config:
 def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dict[str, Any]:
     """Run the iteration, then read the moved actor and critic once more."""
     controls = subject.controls
-    old_policy = snapshot_old_policy(roles, config)
+    aim = actor_objective(roles, config, controls)
     outcome = run_iteration(0, controls, roles, config)
     if not outcome.scores.usable[0]:
         reasons = [event.message for event in outcome.events if event.row == 0]
@@ -227,15 +227,14 @@ def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dic
         new_log_probs, _ = roles.actor.log_probs_and_entropies(
             states, batch.sequences, batch.response_mask
         )
-    update, actor = controls.applied_to(config.actor.update), roles.actor
     with torch.no_grad():
-        before = loss_inputs(batch.old_log_probs, states, batch, actor, old_policy=None)
-        after = loss_inputs(new_log_probs, states, batch, actor, old_policy)
+        before = loss_inputs(batch.old_log_probs, states, batch, roles.actor, old_policy=None)
+        after = loss_inputs(new_log_probs, states, batch, roles.actor, aim.old_policy)
     return {
         **_row(outcome, roles, config, given),
         "weights": shortest_floats(batch.weights[0, : _length(outcome)]),
-        "before": objective(update, before, batch),
-        "after": objective(update, after, batch),
+        "before": objective(aim.update, before, batch),
+        "after": objective(aim.update, after, batch),
         "new_values": _new_values(outcome, roles, config),
         "metrics": {**outcome.critic.meter.values(), **outcome.actor.meter.values()},
         "events": [f"{event.kind}: {event.message}" for event in outcome.events],

@@ -15,7 +15,7 @@ from tether.config import Config, PenaltyUpdate
 from tether.config.algorithm import AnyUpdate
 from tether.errors import RunStopped
 from tether.ppo.experience import record_mismatch
-from tether.ppo.updates.minibatches import Report
+from tether.ppo.updates.minibatches import UpdateReport
 from tether.run.metrics import Event, Last, Max, Mean, Meter
 from tether.types import Experience, Moments, Prompts, Rollout, Scores
 
@@ -74,8 +74,8 @@ class Outcome:
     greedy_scores: Float[Tensor, " rows"]  # 0 unless the estimator needs them
     experience: Experience
     moments: Moments
-    actor: Report
-    critic: Report
+    actor: UpdateReport
+    critic: UpdateReport
     events: list[Event]
     seconds: Mapping[str, float]
 
@@ -84,7 +84,7 @@ class Outcome:
         """A role took no step, and numbers that were not finite are why."""
         lost = any(event.kind.startswith("non_finite") for event in self.events)
         return lost and any(
-            report.tried and not report.taken for report in (self.actor, self.critic)
+            report.attempted and not report.steps_taken for report in (self.actor, self.critic)
         )
 
     def metrics(self, config: Config) -> dict[str, float]:
