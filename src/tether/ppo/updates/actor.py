@@ -158,10 +158,10 @@ def kl_to_reference(
     objective: ActorObjective,
 ) -> Float[Tensor, "rows response"]:
     """Return the KL term per token, by the estimator and weighting of `kl.in_loss`."""
-    settings, roles = objective.config.kl.in_loss, objective.roles
+    settings, reference = objective.config.kl.in_loss, objective.roles.reference
     mask = batch.response_mask
     if settings.estimator == "full":
-        return roles.reference.full_kl(roles.actor, states, batch.sequences, mask)
+        return reference.full_kl(objective.roles.actor, states, batch.sequences, mask)
     kl = estimate_kl(settings.estimator, new_log_probs, batch.ref_log_probs, mask)
     if settings.by_ratio:
         return kl * log_ratio(new_log_probs, batch.old_log_probs).exp()

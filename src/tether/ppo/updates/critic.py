@@ -24,11 +24,11 @@ def update_critic(
 
     On a shared trunk it learns in the actor's update instead.
     """
-    report = UpdateReport()
-    if not config.has_critic or config.critic.shared_trunk:
+    report, optimizer = UpdateReport(), roles.critic_optimizer
+    if optimizer is None:
         return report
     schedule = critic_schedule(config, iteration)
-    for step in optimizer_steps(experience, schedule, roles.critic_optimizer, report):
+    for step in optimizer_steps(experience, schedule, optimizer, report):
         for batch in step.microbatches():
             new_values = roles.critic(batch.sequences)[:, :-1]
             value_loss(batch, new_values, config, step).backward()

@@ -100,7 +100,7 @@ class TrustRegion:
         self.mask, self.old_log_probs = experience.response_mask, experience.old_log_probs
         self.parameters = [p for p in actor.model.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
-        self.old_head = _frozen_copy(actor.model.get_output_embeddings())
+        self.old_head = _frozen_copy(actor.head)
         self.new_log_probs = experience.old_log_probs.clone()
         self.entropy = 0.0
         self.microbatches = list(self._microbatches(experience, config))
@@ -198,7 +198,7 @@ class TrustRegion:
         return weighted_sum(-loss * batch.correction_weights, batch.weights)
 
 
-def _frozen_copy(head: nn.Module) -> nn.Module:
+def _frozen_copy(head: nn.Linear) -> nn.Linear:
     """Copy the output head as it is before the weights move."""
     copy = nn.Linear(head.in_features, head.out_features, head.bias is not None, device="meta")
     tensors = {name: tensor.detach().clone() for name, tensor in head.state_dict().items()}
