@@ -21,7 +21,7 @@ from tether.types import Rollout
 
 EOS = 256
 CONTROLS = Controls(beta=0.3, penalty_coef=0.7)
-KINDS = ["clip", "penalty", "trpo", "cpi", "reinforce", "gspo", "cispo"]
+KINDS = ["clip", "penalty", "trpo", "cpi", "reinforce", "gspo", "cispo", "dppo"]
 AGGREGATIONS = [
     "token_mean",
     "seq_mean_token_mean",

@@ -45,6 +45,8 @@ KINDS = {
     "reinforce": {"kind": "reinforce"},
     "gspo": {"kind": "gspo", "eps_low": 0.1, "eps_high": 0.1},
     "cispo": {"kind": "cispo", "eps_low": 0.2, "eps_high": 0.1},
+    "dppo": {"kind": "dppo", "max_divergence": 1e-3},
+    "dppo by kl": {"kind": "dppo", "divergence": "kl", "max_divergence": 1e-4},
 }
 AGGREGATIONS = (
     *("token_mean", "seq_mean_token_mean"),
@@ -89,6 +91,12 @@ def slow_policy_loss(name: str, new, old: float, advantage: float, row_mean: flo
             return torch.zeros_like(new) - held * advantage if flat else -ratio * advantage
         case "cispo":
             return -min(max(number, 0.8), 1.1) * advantage * new
+        case "dppo" | "dppo by kl":
+            p, q = math.exp(old), math.exp(float(new.detach()))
+            tv, kl = abs(p - q), p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+            far = tv > 1e-3 if name == "dppo" else kl > 1e-4
+            dropped = far and (number - 1) * advantage > 0
+            return torch.zeros_like(new) if dropped else -ratio * advantage
 
 
 def slow_kl(estimator: str, new, ref: float, old: float):
