@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from tether.config import Config
 from tether.config.load import load_config, read_recipe, shipped_recipes
@@ -106,7 +107,7 @@ class GivenFirst:
         self.sampler = sampler
         self.given_ids = response_ids
 
-    def sync(self, weights: object, version: int) -> None:
+    def sync(self, weights: PreTrainedModel, version: int) -> None:
         self.sampler.sync(weights, version)
 
     def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
