@@ -112,7 +112,7 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token():
     assert bool(loss.clipped_high)
 
 
-@pytest.mark.parametrize(
+@table(
     ("update", "old", "new", "advantage", "loss", "side"),
     [
         # |0.45 - 0.3| = 0.15 is the bound itself, 0.46 is beyond it; A < 0 pushes it back.
@@ -167,7 +167,7 @@ def test_dppo_never_pushes_a_token_further_beyond_its_bound(old, new, advantage,
     assert bool(found.clipped) is (distance > bound and away)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@table("dtype", [torch.float32, torch.float64])
 def test_a_token_that_became_certain_has_a_finite_divergence(dtype):
     certain, likely = torch.zeros(1, 1, dtype=dtype), torch.full((1, 1), -0.1, dtype=dtype)
     for old, new in ((certain, likely), (likely, certain), (certain, certain)):
