@@ -37,6 +37,7 @@ UPDATES = {
         *("--actor.update.eps_low", "0.05", "--actor.update.eps_high", "0.05"),
     ],
     "cispo": ["--actor.update.kind", "cispo"],
+    "dppo": ["--actor.update.kind", "dppo"],
 }
 WITHOUT_CRITIC = {
     name: ["--advantage.estimator", name]

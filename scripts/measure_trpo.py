@@ -30,7 +30,7 @@ from tether.config import Config
 from tether.config.load import load_config
 from tether.ppo.roles import Roles
 from tether.ppo.updates import actor, trpo
-from tether.ppo.updates.minibatches import Report
+from tether.ppo.updates.minibatches import UpdateReport
 from tether.types import Experience
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "updates.md"
@@ -57,7 +57,7 @@ class ExactRegion(trpo.TrustRegion):
 
     def fisher_product(self, vector: torch.Tensor) -> torch.Tensor:
         image = torch.zeros_like(vector)
-        for part in self.parts:
+        for part in self.microbatches:
             kl = self._kl(self.actor.states(part.batch.sequences), part)
             slopes = torch.autograd.grad(kl, self.parameters, create_graph=True)
             along = torch.cat([slope.reshape(-1) for slope in slopes]) @ vector
@@ -94,7 +94,7 @@ def measure(
     excesses: list[float] = []
     update = actor.update_trpo
 
-    def twice(experience: Experience, roles: Roles, config: Config) -> Report:
+    def twice(experience: Experience, roles: Roles, config: Config) -> UpdateReport:
         model = roles.actor.model
         start = {name: weight.clone() for name, weight in model.state_dict().items()}
         old = distributions(model, experience)
@@ -130,7 +130,9 @@ def measure(
     return exact, usual, excesses
 
 
-def timed(update: Any, experience: Experience, roles: Roles, config: Config) -> tuple[Step, Report]:
+def timed(
+    update: Any, experience: Experience, roles: Roles, config: Config
+) -> tuple[Step, UpdateReport]:
     began = time.thread_time()
     report = update(experience, roles, config)
     seconds = time.thread_time() - began

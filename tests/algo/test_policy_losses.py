@@ -6,12 +6,15 @@ import statistics
 import pytest
 import torch
 from helpers import table
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tether.algo.kl import estimate_kl, full_kl, k3
 from tether.algo.losses import (
     POLICY_LOSSES,
     LossInputs,
     PolicyLoss,
+    binary_kl,
     log_ratio,
     policy_loss,
     squared_value_loss,
@@ -109,6 +112,70 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token():
     assert bool(loss.clipped_high)
 
 
+@table(
+    ("update", "old", "new", "advantage", "loss", "side"),
+    [
+        # |0.45 - 0.3| = 0.15 is the bound itself, 0.46 is beyond it; A < 0 pushes it back.
+        ({}, 0.30, 0.44, 1.0, -0.44 / 0.30, ""),
+        ({}, 0.30, 0.46, 1.0, 0.0, "high"),
+        ({}, 0.30, 0.46, -1.0, 0.46 / 0.30, ""),
+        ({}, 0.30, 0.14, -1.0, 0.0, "low"),
+        ({}, 0.30, 0.14, 1.0, -0.14 / 0.30, ""),
+        # A ratio of 10 is near where the token is rare, one of 0.82 far where it is common.
+        ({}, 0.01, 0.10, 1.0, -10.0, ""),
+        ({}, 0.99, 0.81, -1.0, 0.0, "low"),
+        # 0.3 log(0.3 / 0.6) + 0.7 log(0.7 / 0.4) = 0.183787
+        ({"divergence": "kl", "max_divergence": 0.1837}, 0.30, 0.60, 1.0, 0.0, "high"),
+        ({"divergence": "kl", "max_divergence": 0.1838}, 0.30, 0.60, 1.0, -2.0, ""),
+        # the other way round, 0.6 log 2 + 0.4 log(4 / 7) = 0.192042
+        ({"divergence": "kl", "max_divergence": 0.1920}, 0.60, 0.30, -1.0, 0.0, "low"),
+        ({"divergence": "kl", "max_divergence": 0.1921}, 0.60, 0.30, -1.0, 0.5, ""),
+    ],
+)
+def test_dppo_drops_a_token_that_has_moved_too_far_the_way_of_its_advantage(
+    update, old, new, advantage, loss, side
+):
+    leaf = one(math.log(new)).requires_grad_()
+    found = loss_of(leaf, one(math.log(old)), one(advantage), kind="dppo", **update)
+    [gradient] = torch.autograd.grad(found.per_token.sum(), leaf)
+    assert float(found.per_token.detach()) == pytest.approx(loss)
+    assert float(gradient) == pytest.approx(loss)  # d r / d log pi_new = r
+    assert bool(found.clipped_high) is (side == "high")
+    assert bool(found.clipped_low) is (side == "low")
+
+
+@given(
+    st.floats(1e-6, 1 - 1e-6),
+    st.floats(1e-6, 1 - 1e-6),
+    st.floats(-3, 3),
+    st.sampled_from(["tv", "kl"]),
+    st.floats(0.01, 1.0),
+)
+def test_dppo_never_pushes_a_token_further_beyond_its_bound(old, new, advantage, name, bound):
+    """And inside it, or on the way back, the gradient is that of the bare surrogate."""
+    kl = old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new))
+    distance = abs(new - old) if name == "tv" else kl
+    if abs(distance - bound) < 1e-9 or abs(new - old) < 1e-9:
+        return
+    leaf = one(math.log(new)).requires_grad_()
+    update = {"kind": "dppo", "divergence": name, "max_divergence": bound}
+    found = loss_of(leaf, one(math.log(old)), one(advantage), **update)
+    [gradient] = torch.autograd.grad(found.per_token.sum(), leaf)
+    away = (new - old) * advantage > 0
+    expected = 0.0 if distance > bound and away else -advantage * new / old
+    assert float(gradient) == pytest.approx(expected, rel=1e-9)
+    assert bool(found.clipped) is (distance > bound and away)
+
+
+@table("dtype", [torch.float32, torch.float64])
+def test_a_token_that_became_certain_has_a_finite_divergence(dtype):
+    certain, likely = torch.zeros(1, 1, dtype=dtype), torch.full((1, 1), -0.1, dtype=dtype)
+    for old, new in ((certain, likely), (likely, certain), (certain, certain)):
+        assert binary_kl(old, new).isfinite().all()
+    assert float(binary_kl(certain, likely)) == pytest.approx(0.1)
+    assert float(binary_kl(likely, certain)) > 1.0
+
+
 def test_squared_value_loss_is_half_the_square():
     assert float(squared_value_loss(one(3.0), one(1.0)).per_token) == pytest.approx(2.0)
 
@@ -153,6 +220,8 @@ CASES = {
         in_case(kind="cispo", eps_low=0.1, eps_high=0.1),
         lambda n: -FROZEN.clamp(0.9, 1.1) * ADVANTAGES * n,
     ),
+    "dppo": (in_case(kind="dppo", max_divergence=0.05), None),
+    "dppo by kl": (in_case(kind="dppo", divergence="kl", max_divergence=0.01), None),
     "k1": (lambda n: estimate_kl("k1", n, REF, MASK), None),
     "k2": (lambda n: estimate_kl("k2", n, REF, MASK), None),
     "k3": (lambda n: estimate_kl("k3", n, REF, MASK), None),

@@ -156,7 +156,7 @@ def test_walking_the_fields_names_each_once_by_what_a_recipe_writes():
 def test_walking_the_fields_names_those_of_each_kind_of_update():
     """A name stands once for each kind that has it."""
     counts = Counter(dotted for dotted, _ in walk_fields())
-    assert counts["actor.update.kind"] == len(UPDATE_KINDS) == 7
+    assert counts["actor.update.kind"] == len(UPDATE_KINDS) == 8
     assert counts["actor.update.eps_low"] == 3  # clip, gspo, cispo
     assert counts["actor.update.max_kl"] == counts["actor.update.dual_clip"] == 1
 

@@ -44,8 +44,7 @@ from tether.models.policy import Policy
 from tether.models.policy import AdapterOffReference
 from tether.models.reward_model import RewardModel, decoder_head
 from tether.ppo.optimizer import Optimizer
-from tether.ppo.updates.minibatches import LossTerms, MinibatchSchedule, walk_minibatches
-from tether.ppo.updates.minibatches import Report
+from tether.ppo.updates.minibatches import MinibatchSchedule, UpdateReport, optimizer_steps
 from tether.types import Experience, Minibatch
 
 VOCABULARY = 37  # divided by nothing
@@ -120,7 +119,7 @@ class Watched(Optimizer):
         return super().step()
 
 
-def walk(role: str) -> MinibatchSchedule:
+def schedule(role: str) -> MinibatchSchedule:
     return MinibatchSchedule(
         role=role,
         seed=3,
@@ -131,6 +130,15 @@ def walk(role: str) -> MinibatchSchedule:
         aggregation="token_mean",
         max_response_tokens=9,
     )
+
+
+def take_steps(told: Experience, role: str, optimizer, loss_of, report: UpdateReport) -> None:
+    for step in optimizer_steps(told, schedule(role), optimizer, report):
+        for batch in step.microbatches():
+            loss = loss_of(batch)
+            step.add_loss("loss", loss)
+            loss.backward()
+        step.finish()
 
 
 def learn(kind: str) -> dict:
@@ -147,28 +155,26 @@ def learn(kind: str) -> dict:
     optimizer = Watched(trainable_parameters(model).values(), 0.01, 0.5)
     critic_optimizer = Watched(trainable_parameters(critic).values(), 0.01, 5.0)
 
-    def policy_terms(batch: Minibatch) -> LossTerms:
+    def actor_loss(batch: Minibatch) -> torch.Tensor:
         states = policy.states(batch.sequences)
         new, entropies = policy.log_probs_and_entropies(states, batch.sequences, batch.response_mask)
         inputs = LossInputs(new, batch.old_log_probs, batch.policy_advantages, batch.response_mask)
         loss = policy_loss(ClipUpdate(), inputs)
-        loss = weighted_sum(loss.per_token - 0.1 * entropies, batch.weights)
-        return LossTerms(loss, {"loss": loss})
+        return weighted_sum(loss.per_token - 0.1 * entropies, batch.weights)
 
-    def value_terms(batch: Minibatch) -> LossTerms:
+    def critic_loss(batch: Minibatch) -> torch.Tensor:
         errors = critic(batch.sequences)[:, :-1] - batch.returns
-        loss = weighted_sum(errors**2, batch.weights)
-        return LossTerms(loss, {"loss": loss})
+        return weighted_sum(errors**2, batch.weights)
 
     found = {}
     if "lora" in kind:  # before anyone reads with the adapter
         zeros = torch.zeros_like(told.old_log_probs)
         found["base"] = AdapterOffReference(policy).log_probs(sequences, mask, zeros).numpy()
     found["log-probs before"] = policy.log_probs(sequences, mask).numpy()
-    reports = Report(), Report()
-    walk_minibatches(told, walk("actor"), optimizer, policy_terms, reports[0])
-    walk_minibatches(told, walk("critic"), critic_optimizer, value_terms, reports[1])
-    assert reports[0].taken == reports[1].taken == 3
+    reports = UpdateReport(), UpdateReport()
+    take_steps(told, "actor", optimizer, actor_loss, reports[0])
+    take_steps(told, "critic", critic_optimizer, critic_loss, reports[1])
+    assert reports[0].steps_taken == reports[1].steps_taken == 3
     found["log-probs"] = policy.log_probs(sequences, mask).numpy()
     found["values"], found["final values"] = (x.numpy() for x in critic.values(sequences, mask))
     for role, report in zip(("actor", "critic"), reports, strict=True):

@@ -20,6 +20,7 @@ from tether.explain.objective import token_verdicts
 
 PROMPT = "2+1=?"
 DUAL_CLIP = {"kind": "clip", "dual_clip": 3.0}
+DPPO = {"kind": "dppo", "max_divergence": 0.005}  # of a token whose probability was 1
 
 
 def trace(model: str, prompt: str = PROMPT, reward=distinct_letters, **given) -> dict:
@@ -222,6 +223,7 @@ KINDS = {
     "reinforce": {"kind": "reinforce"},
     "gspo": {"kind": "gspo"},
     "cispo": {"kind": "cispo"},
+    "dppo": {"kind": "dppo", "max_divergence": 1e-3},
 }
 
 
@@ -267,6 +269,13 @@ def test_every_update_kind_shows_its_own_terms(recipe, name):
         case "cispo":
             held = [min(max(r, low), high) for r in ratios]
             expected = [h * a * n for h, a, n in zip(held, advantages, new, strict=True)]
+        case "dppo":
+            moved = [math.exp(n) - math.exp(o) for n, o in zip(new, old, strict=True)]
+            dropped = [abs(m) > 1e-3 and m * a > 0 for m, a in zip(moved, advantages, strict=True)]
+            assert any(dropped)
+            expected = [0.0 if d else x for d, x in zip(dropped, plain, strict=True)]
+            verdicts = record["after"]["verdicts"]
+            assert [v.startswith("clipped") for v in verdicts] == dropped
     close(record["after"]["objective_terms"], expected, 1e-4)
     total = sum(w * x for w, x in zip(record["weights"], expected, strict=True))
     assert record["after"]["objective"] == pytest.approx(total, abs=1e-4)
@@ -299,6 +308,10 @@ def test_a_shared_trunk_is_traced_too(recipe, shared):
         ({"kind": "cispo"}, 1.3, -1.0, "capped"),
         ({"kind": "cispo"}, 1.2, -1.0, "inside"),
         ({"kind": "cpi"}, 9.0, 1.0, "no_bound"),
+        (DPPO, 1.01, 1.0, "clipped_high"),
+        (DPPO, 0.99, -1.0, "clipped_low"),
+        (DPPO, 1.01, -1.0, "kept_high"),
+        (DPPO, 0.999, -1.0, "inside"),
     ],
 )
 def test_a_verdict_says_which_side_and_whether_it_binds(update, ratio, advantage, verdict):

@@ -27,7 +27,8 @@ from tether.models.weights import trainable_parameters
 from tether.planning.plan import make_plan
 from tether.ppo.result import first_controls
 from tether.ppo.roles import build_roles
-from tether.ppo.updates.actor import update_actor, update_critic
+from tether.ppo.updates.actor import update_actor
+from tether.ppo.updates.critic import update_critic
 from tether.run.checkpoint_store import latest_checkpoint
 
 LORA = {"rank": 4, "alpha": 8.0}

@@ -5,7 +5,7 @@ import torch
 from helpers import sample
 
 from tether.data.batching import join
-from tether.ppo.experience import read_before_updates
+from tether.ppo.experience import old_log_probs_and_values
 from tether.ppo.iteration import run_iteration
 from tether.ppo.result import first_controls
 
@@ -41,7 +41,7 @@ def test_both_heads_over_one_pass_read_what_each_reads_over_its_own(
         *roles.critic.values(sequences, mask),
     ]
     seen = passes(roles, monkeypatch)
-    found = read_before_updates(rollout, sequences, mask, roles, config)
+    found = old_log_probs_and_values(rollout, sequences, mask, roles, config)
     assert sum(seen) == len(PROMPTS)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
@@ -53,7 +53,7 @@ def test_the_samplers_log_probs_may_stand_for_the_old_ones(build, monkeypatch):
     mask = rollout.response_mask.clone()
     mask[0, 1] = False
     seen = passes(roles, monkeypatch)
-    old, _, _ = read_before_updates(rollout, join(rollout), mask, roles, config)
+    old, _, _ = old_log_probs_and_values(rollout, join(rollout), mask, roles, config)
     assert not seen
     assert torch.equal(old[mask], rollout.rollout_log_probs[mask])
     assert not old[~mask].any()

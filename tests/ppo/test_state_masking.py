@@ -14,14 +14,14 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from ppo.test_iteration import nudge
 from tether.config import ESTIMATORS
 from tether.data.batching import join, pad_left, pad_right
-from tether.ppo.experience import mask_states
+from tether.ppo.experience import unmask_observations
 from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Controls
 from tether.types import Rollout
 
 EOS = 256
 CONTROLS = Controls(beta=0.3, penalty_coef=0.7)
-KINDS = ["clip", "penalty", "trpo", "cpi", "reinforce", "gspo", "cispo"]
+KINDS = ["clip", "penalty", "trpo", "cpi", "reinforce", "gspo", "cispo", "dppo"]
 AGGREGATIONS = [
     "token_mean",
     "seq_mean_token_mean",
@@ -242,6 +242,8 @@ def test_unmasked_tokens_get_the_training_forwards_log_probs(trained):
     assert (after[unmasked.rollout.response_mask] < 0).all()
 
 
-def test_with_state_masking_a_rollout_is_left_as_it_is(trained):
+def test_only_unmasking_makes_observed_tokens_count(trained):
     outcome, _, roles = trained(long_observations)
-    assert mask_states(outcome.rollout, roles.actor, state_masking=True) is outcome.rollout
+    rollout, unmasked = outcome.rollout, unmask_observations(outcome.rollout, roles.actor)
+    assert rollout.response_mask.sum() < rollout.response_lengths.sum()
+    assert unmasked.response_mask.sum() == rollout.response_lengths.sum()

@@ -104,7 +104,7 @@ def test_the_fisher_product_is_the_finite_difference_of_the_kls_gradient(
     experience = on_policy(made_experience(roles), roles)
     region = region_of(roles, config, experience)
     region.nudge *= 1e-4  # as float64 allows
-    assert (len(region.parts) == 1) == (microbatch_tokens > 20)
+    assert (len(region.microbatches) == 1) == (microbatch_tokens > 20)
     model, generator = roles.actor.model, torch.Generator().manual_seed(3)
     with torch.no_grad():
         old = slow_distributions(model, experience, temperature)

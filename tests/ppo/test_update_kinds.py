@@ -26,7 +26,7 @@ from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Controls, first_controls
 from tether.ppo.rollout_log import rollout_rows
 from tether.ppo.updates import minibatches
-from tether.ppo.updates.actor import exact_kl, snapshot_old_policy, update_actor
+from tether.ppo.updates.actor import actor_objective, exact_kl, update_actor
 from tether.types import Sequences
 
 WHOLE = {
@@ -45,6 +45,8 @@ KINDS = {
     "reinforce": {"kind": "reinforce"},
     "gspo": {"kind": "gspo", "eps_low": 0.1, "eps_high": 0.1},
     "cispo": {"kind": "cispo", "eps_low": 0.2, "eps_high": 0.1},
+    "dppo": {"kind": "dppo", "max_divergence": 1e-3},
+    "dppo by kl": {"kind": "dppo", "divergence": "kl", "max_divergence": 1e-4},
 }
 AGGREGATIONS = (
     *("token_mean", "seq_mean_token_mean"),
@@ -89,6 +91,12 @@ def slow_policy_loss(name: str, new, old: float, advantage: float, row_mean: flo
             return torch.zeros_like(new) - held * advantage if flat else -ratio * advantage
         case "cispo":
             return -min(max(number, 0.8), 1.1) * advantage * new
+        case "dppo" | "dppo by kl":
+            p, q = math.exp(old), math.exp(float(new.detach()))
+            tv, kl = abs(p - q), p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+            far = tv > 1e-3 if name == "dppo" else kl > 1e-4
+            dropped = far and (number - 1) * advantage > 0
+            return torch.zeros_like(new) if dropped else -ratio * advantage
 
 
 def slow_kl(estimator: str, new, ref: float, old: float):
@@ -600,7 +608,7 @@ def test_two_iterations_run_from_end_to_end_with_finite_metrics(tiny_config, nam
 def test_the_exact_penalty_is_the_kl_from_the_old_policy_over_the_vocabulary(build):
     roles, config = build(**WHOLE, actor__update={"kind": "penalty", "estimator": "full"})
     experience = run_iteration(0, first_controls(config), roles, config).experience
-    old_policy = snapshot_old_policy(roles, config)
+    old_policy = actor_objective(roles, config, first_controls(config)).old_policy
     with torch.no_grad():
         for weight in roles.actor.model.parameters():
             weight.mul_(1.05)
@@ -622,4 +630,4 @@ def test_the_exact_penalty_is_the_kl_from_the_old_policy_over_the_vocabulary(bui
 
 def test_a_sampled_penalty_keeps_no_second_copy_of_the_actor(build):
     roles, config = build(**WHOLE, actor__update={"kind": "penalty"})
-    assert snapshot_old_policy(roles, config) is None
+    assert actor_objective(roles, config, first_controls(config)).old_policy is None

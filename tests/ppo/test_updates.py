@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tether.ppo.result import first_controls
 from tether.ppo.updates import actor, minibatches
-from tether.ppo.updates.actor import update_critic
+from tether.ppo.updates.critic import update_critic
 from tether.ppo.updates.minibatches import MinibatchSchedule, row_slices
 
 WHOLE = {
@@ -176,14 +176,16 @@ def test_approx_kl_is_the_old_policys_divergence_from_the_new(build_whole, monke
     assert report.meter.values()["actor/approx_kl"] == pytest.approx(expected)
 
 
-def walk(minibatch_rows: int, epochs: int, seed: int = 0, iteration: int = 0) -> MinibatchSchedule:
+def schedule(
+    minibatch_rows: int, epochs: int, seed: int = 0, iteration: int = 0
+) -> MinibatchSchedule:
     return MinibatchSchedule("actor", seed, iteration, epochs, minibatch_rows, 99, "token_mean", 12)
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 4), st.integers(0, 99))
 def test_each_row_is_used_once_an_epoch_and_the_ragged_tail_too(rows, size, epochs, seed):
     """Trap 13."""
-    slices = [s.tolist() for s in row_slices(rows, walk(size, epochs, seed=seed))]
+    slices = [s.tolist() for s in row_slices(rows, schedule(size, epochs, seed=seed))]
     assert len(slices) == epochs * math.ceil(rows / size)
     for epoch in range(epochs):
         steps = slices[epoch * math.ceil(rows / size) :][: math.ceil(rows / size)]
@@ -196,7 +198,7 @@ def test_each_epoch_and_iteration_has_a_fresh_permutation():
     orders = [
         tuple(rows.tolist())
         for iteration in range(2)
-        for rows in row_slices(20, walk(20, 3, iteration=iteration))
+        for rows in row_slices(20, schedule(20, 3, iteration=iteration))
     ]
     assert len(set(orders)) == 6
 
@@ -206,7 +208,7 @@ def test_an_update_shows_every_row_once_an_epoch_to_the_network(build_whole, mon
     """Trap 13: seven rows in steps of three make three steps an epoch."""
     roles, config = build_whole(**{f"{role}__minibatch_rows": 3, f"{role}__epochs": 2})
     seen: list[int] = []
-    split, experience = minibatches.split, made_experience(roles)
+    split, experience = minibatches.split_minibatch, made_experience(roles)
 
     def recorded(minibatch, *limits):
         for batch in split(minibatch, *limits):
@@ -214,7 +216,7 @@ def test_an_update_shows_every_row_once_an_epoch_to_the_network(build_whole, mon
             seen.extend(batch.rows.tolist())
             yield batch
 
-    monkeypatch.setattr(minibatches, "split", recorded)
+    monkeypatch.setattr(minibatches, "split_minibatch", recorded)
     steps = captured_gradients(optimizer_of(roles, role), monkeypatch)
     UPDATES[role](experience, roles, config, 0)
     assert len(steps) == 6

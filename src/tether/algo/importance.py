@@ -1,7 +1,9 @@
-"""When another engine samples: how far its log-probs are from the trainer's, and what to do.
+"""Importance weights for rollouts of another engine, whose log-probs differ from the trainer's.
 
 d = log pi_old - log pi_rollout of a sampled token. The sampler drew from pi_rollout, so a token
-weighs e^d in a mean over pi_old. Weights are capped: a few large ones would drown the rest.
+weighs e^d in a mean over pi_old. Weights are truncated at a cap, as a few large ones would drown
+the rest: Ionides 2008, Truncated Importance Sampling, JCGS 17; for rollout engines Yao et al. 2025,
+Your Efficient RL Framework Secretly Brings You Off-Policy RL Training.
 """
 
 import torch
@@ -16,7 +18,7 @@ def mismatch(
     rollout_log_probs: Float[Tensor, "rows response"],
     mask: Bool[Tensor, "rows response"],
 ) -> Float[Tensor, "rows response"]:
-    """d on True cells, 0 elsewhere."""
+    """Return d on True cells, 0 elsewhere."""
     return torch.where(mask, old_log_probs - rollout_log_probs, 0.0)
 
 
@@ -26,7 +28,7 @@ def correction_weights(
     mask: Bool[Tensor, "rows response"],
     cap: float,
 ) -> Float[Tensor, "rows response"]:
-    """What a token's policy loss is multiplied by, without gradient; 0 on masked cells."""
+    """Return the weight of each token in the policy loss, without gradient; 0 on masked cells."""
     match kind:
         case "none":
             weights = torch.ones_like(d)
@@ -35,37 +37,39 @@ def correction_weights(
         case "sequence":
             weights = sequence_weights(d, cap)[:, None].expand_as(d)
         case _:
-            raise ValueError(f"no correction {kind!r}")
+            raise ValueError(f"unknown correction {kind!r}")
     return torch.where(mask, weights, 0.0).detach()
 
 
 def token_weights(d: Float[Tensor, "rows response"], cap: float) -> Float[Tensor, "rows response"]:
-    """min(e^d, cap): each token for itself."""
+    """Return min(e^d, cap): one weight per token."""
     return d.exp().clamp(max=cap)
 
 
 def sequence_weights(d: Float[Tensor, "rows response"], cap: float) -> Float[Tensor, " rows"]:
-    """min(e^(sum of d), cap): one weight for all tokens of a row."""
+    """Return min(e^(sum of d), cap): one weight per row."""
     return d.sum(dim=1).exp().clamp(max=cap)
 
 
 def mean_gap(
     d: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"]
 ) -> Float[Tensor, ""]:
-    """Mean of |d| a token."""
+    """Return the mean of |d| per token."""
     return masked_mean(d.abs(), mask)
 
 
 def mismatch_kl(
     d: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"]
 ) -> Float[Tensor, ""]:
-    """Mean of e^d - d - 1 a token: KL(pi_rollout || pi_old) from the sampler's own draws."""
+    """Return the mean of e^d - d - 1 per token: k3 of KL(pi_rollout || pi_old)."""
     return masked_mean(d.expm1() - d, mask)
 
 
 def effective_share(d: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """(sum w)^2 / (n sum w^2) of w = e^d, uncapped: the share of the n samples that are worth as
-    much as samples of pi_old itself. 1 where all weights are equal, and where there are none."""
+    """Return (sum w)^2 / (n sum w^2) of w = e^d, uncapped: the effective share of the n samples.
+
+    1 where all weights are equal, and where there are none.
+    """
     # A common factor cancels, so the largest weight may be 1 and nothing overflows.
     largest = torch.where(mask, d, -torch.inf).amax()
     weights = torch.where(mask, (d - largest).double().exp(), 0.0)

@@ -23,6 +23,7 @@ from tether.config.algorithm import (
     CispoUpdate,
     ClipUpdate,
     CpiUpdate,
+    DppoUpdate,
     GspoUpdate,
     PenaltyUpdate,
     ReinforceUpdate,
@@ -165,6 +166,49 @@ def cispo_policy_loss(update: CispoUpdate, inputs: LossInputs) -> PolicyLoss:
     )
 
 
+def dppo_policy_loss(update: DppoUpdate, inputs: LossInputs) -> PolicyLoss:
+    """Return -A r, or 0 for a token beyond `max_divergence` whose A would push it further.
+
+    The divergence of old and new policy is that of two outcomes, the sampled token or any other: a
+    lower bound of the true one. Unlike the ratio it is small where a rare token doubles, and large
+    where a common one is halved.
+
+    DPPO, Qi et al. 2026, arXiv 2602.04879, equations 11 to 14, where the old policy is the
+    sampler's: `rollout.reuse_log_probs`.
+    """
+    ratio, advantages = inputs.ratio, inputs.advantages
+    new, old = inputs.new_log_probs.detach(), inputs.old_log_probs
+    distance = binary_tv if update.divergence == "tv" else binary_kl
+    outside = distance(old, new) > update.max_divergence
+    high = outside & (advantages > 0) & (new > old)
+    low = outside & (advantages < 0) & (new < old)
+    return PolicyLoss(
+        per_token=torch.where(high | low, 0.0, -advantages * ratio),
+        ratio=ratio.detach(),
+        clipped_high=high,
+        clipped_low=low,
+        clipped_dual=torch.zeros_like(high),
+        outside=outside,
+    )
+
+
+def binary_tv(
+    log_p: Float[Tensor, "rows response"], log_q: Float[Tensor, "rows response"]
+) -> Float[Tensor, "rows response"]:
+    """Return the total variation |p - q| of two coins, by the log-probs of one side."""
+    return (log_p.exp() - log_q.exp()).abs()
+
+
+def binary_kl(
+    log_p: Float[Tensor, "rows response"], log_q: Float[Tensor, "rows response"]
+) -> Float[Tensor, "rows response"]:
+    """Return KL(p || q) of two coins, by the log-probs of one side; finite for q = 1 too."""
+    tiny = torch.finfo(log_p.dtype).tiny
+    other_p, other_q = -torch.expm1(log_p), -torch.expm1(log_q)
+    others = other_p * (other_p.clamp(min=tiny).log() - other_q.clamp(min=tiny).log())
+    return log_p.exp() * (log_p - log_q) + others
+
+
 POLICY_LOSSES: dict[str, Callable[[Any, LossInputs], PolicyLoss]] = {
     "clip": clip_policy_loss,
     "penalty": penalty_policy_loss,
@@ -173,6 +217,7 @@ POLICY_LOSSES: dict[str, Callable[[Any, LossInputs], PolicyLoss]] = {
     "reinforce": reinforce_policy_loss,
     "gspo": gspo_policy_loss,
     "cispo": cispo_policy_loss,
+    "dppo": dppo_policy_loss,
 }
 
 

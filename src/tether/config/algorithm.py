@@ -310,8 +310,35 @@ class CispoUpdate(UpdateSection):
         return f"{1 - self.eps_low:g} ≤ r ≤ {1 + self.eps_high:g}"
 
 
+class DppoUpdate(UpdateSection):
+    """DPPO: no gradient for a token whose probability has moved too far, the way A pushes it."""
+
+    kind: Literal["dppo"]
+    """divergence mask in place of the clip"""
+    divergence: Literal["tv", "kl"] = "tv"
+    """how far a token has moved, sampled token against all others: total variation, or KL"""
+    max_divergence: PositiveFloat = 0.15
+    """the largest divergence; the paper's are 0.15 for tv, 0.05 for kl"""
+
+    @property
+    def formula(self) -> str:
+        far = f"{self.divergence.upper()}(old, new) > {self.max_divergence:g}"
+        return f"m·r·A, m = 0 where {far} and (r − 1)·A > 0, else 1"
+
+    @property
+    def bound(self) -> str:
+        return f"{self.divergence.upper()}(old, new) ≤ {self.max_divergence:g}"
+
+
 AnyUpdate = (
-    ClipUpdate | PenaltyUpdate | TrpoUpdate | CpiUpdate | ReinforceUpdate | GspoUpdate | CispoUpdate
+    ClipUpdate
+    | PenaltyUpdate
+    | TrpoUpdate
+    | CpiUpdate
+    | ReinforceUpdate
+    | GspoUpdate
+    | CispoUpdate
+    | DppoUpdate
 )
 UPDATE_KINDS = [get_args(cls.model_fields["kind"].annotation)[0] for cls in get_args(AnyUpdate)]
 Update = Annotated[

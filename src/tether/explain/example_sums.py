@@ -400,5 +400,5 @@ def sequence_lengths() -> list[float]:
 
 def optimizer_steps(rows: int, minibatch_rows: int, epochs: int) -> list[float]:
     """Counted by walking the slices as an update does."""
-    walk = MinibatchSchedule("actor", 0, 0, epochs, minibatch_rows, 1, "token_mean", 1)
-    return [float(sum(1 for _ in row_slices(rows, walk)))]
+    schedule = MinibatchSchedule("actor", 0, 0, epochs, minibatch_rows, 1, "token_mean", 1)
+    return [float(sum(1 for _ in row_slices(rows, schedule)))]

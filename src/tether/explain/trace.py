@@ -1,7 +1,7 @@
-"""One prompt through every stage of training, for real, on models that are never saved.
+"""Trace one prompt through every stage of an iteration, on models that are never saved.
 
 `trace_prompt` builds the roles of a run whose data is this one prompt and calls the trainer's own
-`run_iteration` with one critic and one actor update. Its record is plain data, ready for JSON:
+`run_iteration` with one critic and one actor update. The record is plain data, ready for JSON:
 
     schema           1
     model, prompt    what was traced
@@ -12,9 +12,9 @@
     prompt_ids, prompt_tokens
     response         its text; response_given: typed, not sampled; finish_reason: eos, stop, length
     turns, calls     with tools: who said what, and what was asked of whom, as in rollouts/
-    score            of the reward; null where the critic's value stands for it
+    score            of the reward; null where the critic's value replaces it
     greedy_score     ReMax's baseline; final_value: value after the last token
-    tokens           a list a token for response_ids, response_tokens, response_mask,
+    tokens           lists with one number per token: response_ids, response_tokens, response_mask,
                      rollout_log_probs (null if the response was given), old_log_probs,
                      ref_log_probs, kl, values, token_level_scores, token_level_rewards, deltas,
                      advantages, returns, policy_advantages
@@ -22,14 +22,14 @@
                      (its first token's)
     weights          of each token in the actor's loss
     before, after    the objective before and after one update: new_log_probs, ratio,
-                     objective_ratio (GSPO's is the response's), cpi_terms, clipped_terms (null
-                     without a clip), objective_terms, verdicts, and the weighted sums l_cpi and
-                     objective
+                     objective_ratio (in GSPO the response's), cpi_terms, clipped_terms (null
+                     unless the objective is the smaller of two terms), objective_terms, verdicts,
+                     and the weighted sums l_cpi and objective
     new_values       the critic's values after its update; null without a critic
     metrics          what the trainer logged of both updates
-    events           what it had to complain of
+    events           what was unusual
     printed          what the reward printed
-    notes            words of `explain.words` that put the numbers in their place
+    notes            keys of `explain.words`: what to keep in mind about these numbers
 
 Numbers of tensors are float32 in shortest round-trip form.
 """
@@ -60,7 +60,7 @@ from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Outcome
 from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
-from tether.ppo.updates.actor import loss_inputs, snapshot_old_policy
+from tether.ppo.updates.actor import actor_objective, loss_inputs
 from tether.rewards.functions import Reward
 from tether.run.directory import SCHEMA
 from tether.run.trust import SECTIONS, refuse_untrusted
@@ -69,7 +69,7 @@ from tether.train.fingerprint import refuse_lost_reward
 
 
 def find_notes(record: Mapping[str, Any], subject: Subject) -> list[str]:
-    """In the order of the data flow."""
+    """Return the notes that apply, in the order of the data flow."""
     config, tokens = subject.config, record["tokens"]
     has_critic = record["new_values"] is not None
     kl = config.kl
@@ -123,7 +123,7 @@ def trace_prompt(
     reward: Reward | None = None,
     trust_run: bool = False,
 ) -> dict[str, Any]:
-    """The record of one prompt's way through one iteration."""
+    """Run one iteration on this prompt and return its record (see the module's docstring)."""
     if not prompt.strip():
         raise UserError("The prompt is empty; write something to respond to.")
     subject = find_subject(model, {"seed": SEED, **(overrides or {})})
@@ -162,7 +162,7 @@ def trace_prompt(
 
 
 def _printed(roles: Roles) -> str:
-    """What the reward printed, once its process has ended."""
+    """Return what the reward printed, once its process has ended."""
     roles.reward.close()
     return roles.reward.printed()
 
@@ -170,7 +170,7 @@ def _printed(roles: Roles) -> str:
 def _build(
     subject: Subject, prompt: str, columns: Mapping[str, Any], reward: Reward | None
 ) -> tuple[Config, Roles]:
-    """The roles of a run whose data file holds one row."""
+    """Build the roles of a run whose data file holds one row."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompt.jsonl"
         row = {**columns, subject.config.data.prompt_column: prompt}
@@ -183,8 +183,11 @@ def _build(
 
 
 def one_prompt_config(config: Config, data: str) -> Config:
-    """One prompt, one step of critic and actor on all its rows; no whitening, as the mean and
-    spread of a single row are no batch's. Groups and TRPO need more rows than one."""
+    """Return the config for one prompt: one step of critic and actor on all its rows.
+
+    Without whitening, as a single row has no batch's mean and spread. Groups and TRPO need more
+    rows than one.
+    """
     samples = config.rollout.samples_per_prompt
     rows = samples if config.advantage.traits.by_group else 1
     if config.actor.update.kind == "trpo":
@@ -199,9 +202,9 @@ def one_prompt_config(config: Config, data: str) -> Config:
             "data.columns": {},  # the row has them under the names that the reward asks for
             "rollout.prompts": 1,
             "rollout.samples_per_prompt": rows,
-            "rollout.sampler": "local",  # whose log-probs are the trainer's: nothing to correct
+            "rollout.sampler": "local",  # its log-probs are the trainer's: nothing to correct
             "rollout.correction.kind": "none",
-            "reward.max_failed_share": 1.0,  # what could not be scored is said below
+            "reward.max_failed_share": 1.0,  # a row without a score is an error below
             "advantage.whiten": False,
             "actor.epochs": 1,
             "actor.minibatch_rows": rows,
@@ -213,9 +216,9 @@ def one_prompt_config(config: Config, data: str) -> Config:
 
 
 def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dict[str, Any]:
-    """Run the iteration, then read the moved actor and critic once more."""
+    """Run the iteration, then one more forward pass of the updated actor and critic."""
     controls = subject.controls
-    old_policy = snapshot_old_policy(roles, config)
+    aim = actor_objective(roles, config, controls)
     outcome = run_iteration(0, controls, roles, config)
     if not outcome.scores.usable[0]:
         reasons = [event.message for event in outcome.events if event.row == 0]
@@ -227,15 +230,14 @@ def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dic
         new_log_probs, _ = roles.actor.log_probs_and_entropies(
             states, batch.sequences, batch.response_mask
         )
-    update, actor = controls.applied_to(config.actor.update), roles.actor
     with torch.no_grad():
-        before = loss_inputs(batch.old_log_probs, states, batch, actor, old_policy=None)
-        after = loss_inputs(new_log_probs, states, batch, actor, old_policy)
+        before = loss_inputs(batch.old_log_probs, states, batch, roles.actor, old_policy=None)
+        after = loss_inputs(new_log_probs, states, batch, roles.actor, aim.old_policy)
     return {
         **_row(outcome, roles, config, given),
         "weights": shortest_floats(batch.weights[0, : _length(outcome)]),
-        "before": objective(update, before, batch),
-        "after": objective(update, after, batch),
+        "before": objective(aim.update, before, batch),
+        "after": objective(aim.update, after, batch),
         "new_values": _new_values(outcome, roles, config),
         "metrics": {**outcome.critic.meter.values(), **outcome.actor.meter.values()},
         "events": [f"{event.kind}: {event.message}" for event in outcome.events],
@@ -243,14 +245,14 @@ def _measure(subject: Subject, config: Config, roles: Roles, given: bool) -> dic
 
 
 def _row(outcome: Outcome, roles: Roles, config: Config, given: bool) -> dict[str, Any]:
-    """Row 0 as a run's rollout file has it, with delta beside it and the others in short."""
+    """Return row 0 as a run's rollout file has it, with deltas, and the other rows in short."""
     e = outcome.experience
     rows = rollout_rows(outcome, roles.vocabulary, config)
     row = rows[0]
     tokens = {name: row[name] for name in PER_TOKEN}
     if given:
         tokens["rollout_log_probs"] = None
-    # With lambda 0 GAE looks one step ahead and no further: that is delta.
+    # GAE with lambda 0 is the one-step error, delta.
     gamma = config.advantage.gamma
     rewards = e.token_level_rewards
     deltas = gae(rewards, e.values, e.final_values, e.response_mask, gamma, lam=0.0)

@@ -1,4 +1,4 @@
-"""What is traced: a run's newest checkpoint, a recipe's model, or a model directory."""
+"""Find what is traced: a run's newest checkpoint, a recipe's model, or a model directory."""
 
 import re
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from tether.config import Config
 from tether.config.load import load_config, read_recipe, shipped_recipes
@@ -31,6 +32,8 @@ from tether.types import Rollout
 
 @dataclass(frozen=True)
 class Columns:
+    """The columns that the reward is called with beside prompt and response."""
+
     values: dict[str, Any]
     source: str  # "typed", "sum", or the file and line; "" where there are none
 
@@ -38,8 +41,8 @@ class Columns:
 def find_columns(
     prompt: str, typed: Mapping[str, str], config: Config, reward: Reward | None
 ) -> Columns:
-    """What is typed is enough if the reward wants no more; else the prompt's row in a data file
-    is looked up, and a sum is worked out."""
+    """Return the columns that the reward asks for: typed, from the prompt's row in a data file, or,
+    if the prompt is a sum, computed."""
     wanted = columns_wanted(config.reward, reward)
     if typed and set(wanted) <= set(typed):
         return Columns(dict(typed), "typed")
@@ -55,7 +58,7 @@ def find_columns(
 
 
 def _in_files(prompt: str, config: Config) -> Columns | None:
-    """The rest of the first row that asks exactly this."""
+    """Return the other columns of the first row with exactly this prompt."""
     column = config.data.prompt_column
     for file in config.data.files("train") + config.data.files("heldout"):
         for row in read_file(file.path):
@@ -64,12 +67,12 @@ def _in_files(prompt: str, config: Config) -> Columns | None:
                     rest = reward_columns(row.columns, column, config.data.columns)
                     return Columns(rest, row.place)
             except BadRow:
-                continue  # training refuses it or leaves it out; here another row is sought
+                continue  # training refuses it or leaves it out; here the search goes on
     return None
 
 
 def _worked_out(prompt: str, config: Config) -> Columns | None:
-    """A prompt is a sum exactly if putting its numbers into one of the forms gives it back."""
+    """Return the answer if the prompt is a sum: one of the forms with its numbers put in."""
     if config.reward.kind != "exact_answer":
         return None
     numbers = [int(digits) for digits in re.findall(r"[0-9]+", prompt)]
@@ -82,7 +85,7 @@ def _worked_out(prompt: str, config: Config) -> Columns | None:
 
 
 def encode_response(text: str, vocabulary: Vocabulary, limit: int) -> list[int]:
-    """The text's ids and EOS, as if the actor had written it and ended."""
+    """Return the ids of the text and EOS, as if the actor had sampled them."""
     end = vocabulary.tokenizer.eos_token_id
     ids = vocabulary.tokenizer(text, add_special_tokens=False).input_ids
     ids = [*ids, min(vocabulary.eos_ids) if end is None else end]
@@ -96,9 +99,9 @@ def encode_response(text: str, vocabulary: Vocabulary, limit: int) -> list[int]:
 
 
 class GivenFirst:
-    """Samples as another sampler does, then puts the given response in the place of row 0.
+    """A sampler that replaces row 0 by a given response.
 
-    Nobody drew it, so its `rollout_log_probs` are 0 and mean nothing. Greedy responses (ReMax's
+    It was not sampled, so its `rollout_log_probs` are 0 and mean nothing. Greedy responses (ReMax's
     baseline) stay the model's own.
     """
 
@@ -106,7 +109,7 @@ class GivenFirst:
         self.sampler = sampler
         self.given_ids = response_ids
 
-    def sync(self, weights: object, version: int) -> None:
+    def sync(self, weights: PreTrainedModel, version: int) -> None:
         self.sampler.sync(weights, version)
 
     def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
@@ -116,7 +119,7 @@ class GivenFirst:
         drawn, lengths = rollout.response_ids.tolist(), rollout.response_lengths.tolist()
         others = [ids[:n] for ids, n in zip(drawn, lengths, strict=True)][1:]
         log_probs = rollout.rollout_log_probs.tolist()
-        kept = [row[:n] for row, n in zip(log_probs, lengths, strict=True)][1:]
+        other_log_probs = [row[:n] for row, n in zip(log_probs, lengths, strict=True)][1:]
         device = rollout.response_ids.device
         ids = pad_right([self.given_ids, *others], torch.long).to(device)
         counts = torch.tensor([len(self.given_ids), *lengths[1:]], device=device)
@@ -126,7 +129,7 @@ class GivenFirst:
             response_lengths=counts,
             response_mask=length_mask(counts, ids.shape[1]),
             rollout_log_probs=pad_right(
-                [[0.0] * len(self.given_ids), *kept], rollout.rollout_log_probs.dtype
+                [[0.0] * len(self.given_ids), *other_log_probs], rollout.rollout_log_probs.dtype
             ).to(device),
             finish_reasons=("eos", *rollout.finish_reasons[1:]),
             calls=((), *rollout.calls[1:]) if rollout.calls else (),
@@ -138,6 +141,8 @@ RECIPE = "arithmetic"  # whose data and reward serve a bare model directory
 
 @dataclass(frozen=True)
 class Subject:
+    """What is traced: a config, and of a run also its checkpoint and coefficients."""
+
     name: str
     config: Config
     controls: Controls
@@ -145,7 +150,7 @@ class Subject:
 
 
 def find_subject(name: str, overrides: Mapping[str, Any]) -> Subject:
-    """A run brings its own config, critic and beta; dotted overrides are laid over all of it."""
+    """Find what `name` means. A run has its own config, critic and beta; overrides come last."""
     path = Path(name)
     if is_ppo_run(path):
         config, checkpoint = load_config(path / CONFIG, overrides), latest_checkpoint(path)
@@ -166,7 +171,7 @@ def is_ppo_run(path: Path) -> bool:
 
 
 def _controls_of_run(checkpoint: Path, config: Config, overrides: Mapping[str, Any]) -> Controls:
-    """As the run left them, but what is typed wins."""
+    """Return the run's coefficients, or those that the command line gives."""
     typed = first_controls(config)
     try:
         controls = read_progress(read_state(checkpoint)).controls
@@ -180,7 +185,7 @@ def _controls_of_run(checkpoint: Path, config: Config, overrides: Mapping[str, A
 
 
 def restore(subject: Subject, roles: Roles, config: Config) -> None:
-    """Put a run's weights and Adam moments in place of the fresh ones."""
+    """Load a run's weights and Adam moments into the roles."""
     if subject.checkpoint is None:
         return
     try:

@@ -20,7 +20,7 @@ def _goal(record: Mapping[str, Any], speak: Say) -> list[str]:
     """The recipe's objective, as a formula."""
     s = record["settings"]
     lines = [
-        f"{speak('update')}{speak('colon')}{s['update']}.  L = Σ w·[{s['formula']}]",
+        f"{speak('update')}{speak('colon')}{s['update']}.  L = Σ w·t,  t = {s['formula']}",
         "r = π_new / π_old,  L^CPI = Σ w·r·A;  "
         + speak("goal_weights", aggregation=s["aggregation"]),
     ]

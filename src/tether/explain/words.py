@@ -1,8 +1,9 @@
 """Every sentence of trace and examples, in English and Chinese: one table, key → (en, zh).
 
 Keys of one kind share a prefix: `title_` heads a section, `what_` tells a twelve-year-old what a
-number is, `why_` says why a term is clipped or not, `note_` puts a trace in its place, `mistake_`
-is what people get wrong in a worked example. The words of the examples have a module of their own.
+number is, `verdict_` and `why_` say what a bound did to a token, `note_` says what to keep in mind
+about a trace, `mistake_` is what people get wrong in a worked example. The sentences of the
+examples are in `example_words.py`.
 Chinese terms: token, nat, 比特, Actor, Critic, 参考模型; tests/test_chinese.py holds them.
 """
 
@@ -267,7 +268,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "note_whitening": (
         "Training whitens advantages over the whole batch (subtract its mean, divide by its "
-        "spread). One row is no batch, so the update here uses them raw.",
+        "spread). One row is not a batch, so the update here uses them raw.",
         "训练时优势会在整个批次上做白化（减均值、除以标准差）。只有一行不成批次，"
         "所以这里的更新用原始优势。",
     ),

@@ -1,4 +1,5 @@
-"""What actor and critic say of every token before the updates, in as few passes as it takes."""
+"""What an iteration computes from a rollout before the updates: old log-probs and values, rows to
+leave out, importance weights."""
 
 from dataclasses import replace
 
@@ -22,37 +23,44 @@ from tether.ppo.roles import Roles
 from tether.run.metrics import Event, Last, Meter
 from tether.types import Experience, Rollout, Scores, Sequences
 
-Read = tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"], Float[Tensor, " rows"]]
+LogProbsAndValues = tuple[
+    Float[Tensor, "rows response"], Float[Tensor, "rows response"], Float[Tensor, " rows"]
+]
 
 
-def read_before_updates(
+def old_log_probs_and_values(
     rollout: Rollout,
     sequences: Sequences,
     mask: Bool[Tensor, "rows response"],
     roles: Roles,
     config: Config,
-) -> Read:
-    """Old log-probs and values of the True cells, and the value after each row's last token."""
+) -> LogProbsAndValues:
+    """Return old log-probs and values of the True cells, and the value after each row's last token.
+
+    With a shared trunk both come from one forward pass.
+    """
     if config.rollout.reuse_log_probs:
         old_log_probs = torch.where(mask, rollout.rollout_log_probs, 0.0)
     elif config.critic.shared_trunk and config.has_critic:
-        return _read_once(sequences, mask, roles)
+        return _by_shared_trunk(sequences, mask, roles)
     else:
         old_log_probs = roles.actor.log_probs(sequences, mask)
     return old_log_probs, *roles.critic.values(sequences, mask)
 
 
-def _read_once(sequences: Sequences, mask: Bool[Tensor, "rows response"], roles: Roles) -> Read:
-    """Both heads over one pass of the trunk that they share."""
+def _by_shared_trunk(
+    sequences: Sequences, mask: Bool[Tensor, "rows response"], roles: Roles
+) -> LogProbsAndValues:
+    """Apply both heads to the same states."""
     actor, critic = roles.actor, roles.critic
 
-    def read(part: Sequences, rows: Int[Tensor, " some"]) -> Read:
+    def both_heads(part: Sequences, rows: Int[Tensor, " some"]) -> LogProbsAndValues:
         states = states_before_tokens(trunk(actor.model), part)
         log_probs, _ = actor.log_probs_and_entropies(states[:, :-1], part, mask[rows, : part.width])
         return log_probs, *split_values(critic.values_from_states(states), part)
 
     log_probs, values, final_values = map_microbatches(
-        sequences, mask.shape[1], actor.microbatch_tokens, read
+        sequences, mask.shape[1], actor.microbatch_tokens, both_heads
     )
     return log_probs, torch.where(mask, values, 0.0), final_values
 
@@ -66,7 +74,7 @@ def drop_non_finite_rows(
     values: Float[Tensor, "rows response"],
     values_after: Float[Tensor, " rows"],
 ) -> tuple[Scores, list[Event]]:
-    """Rows that hold a NaN or an infinity leave, as unscorable ones do, with an event each."""
+    """Take rows with a NaN or an infinity out of the batch, as if unscored, with an event each."""
     culprits = {
         "rollout_log_probs": ~finite_rows(rollout_log_probs, mask),
         "old_log_probs": ~finite_rows(old_log_probs, mask),
@@ -86,21 +94,21 @@ def drop_non_finite_rows(
 def finite_rows(
     x: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"]
 ) -> Bool[Tensor, " rows"]:
+    """Return the rows without a NaN or an infinity in a True cell."""
     return (x.isfinite() | ~mask).all(dim=1)
 
 
 def zero_masked(mask: Bool[Tensor, "rows response"], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The True cells as they are, 0 elsewhere."""
+    """Return each tensor with 0 where the mask is False."""
     return tuple(torch.where(mask, x, 0.0) for x in tensors)
 
 
-def mask_states(rollout: Rollout, actor: Policy, state_masking: bool) -> Rollout:
-    """The rollout as it is, or with every observed token taken for a sampled one.
+def unmask_observations(rollout: Rollout, actor: Policy) -> Rollout:
+    """Treat tool output as if the policy had sampled it: `rollout.state_masking: false`.
 
-    Nobody drew those, so their log-probs are the training forward's.
+    The sampler did not draw those tokens, so their log-probs come from the training forward. The
+    ablation of Search-R1's masking, Jin et al. 2025, arXiv 2503.09516.
     """
-    if state_masking:
-        return rollout
     lengths, width = rollout.response_lengths, rollout.response_mask.shape[1]
     everything = length_mask(lengths, width)
     log_probs = actor.log_probs(join(rollout), everything)
@@ -111,20 +119,23 @@ def mask_states(rollout: Rollout, actor: Policy, state_masking: bool) -> Rollout
     )
 
 
-def correct(
+def rollout_correction(
     rollout: Rollout,
     old_log_probs: Float[Tensor, "rows response"],
     mask: Bool[Tensor, "rows response"],
     config: Config,
 ) -> Float[Tensor, "rows response"]:
-    """What `rollout.correction` multiplies each token's policy loss by; 1 where it is none."""
+    """Return the weights by which `rollout.correction` multiplies the policy loss per token.
+
+    1 where the kind is none; see `algo/importance.py`.
+    """
     settings = config.rollout.corrected_by
     d = mismatch(old_log_probs, rollout.rollout_log_probs, mask)
     return correction_weights(settings.kind, d, mask, settings.cap)
 
 
 def record_mismatch(meter: Meter, rollout: Rollout, experience: Experience, config: Config) -> None:
-    """How far sampler and trainer are apart, where they may be: by tokens, or by whole rows."""
+    """Record how far the sampler's log-probs are from the trainer's: per token, or per row."""
     mask = experience.response_mask
     d = mismatch(experience.old_log_probs, rollout.rollout_log_probs, mask)
     by_row = config.rollout.corrected_by.kind == "sequence"

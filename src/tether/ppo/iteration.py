@@ -1,4 +1,4 @@
-"""One iteration of PPO, whole, in the order in which the data flows."""
+"""One iteration of PPO from prompts to updated weights, in the order in which the data flows."""
 
 from tether.algo.advantages import (
     AdvantageInputs,
@@ -13,10 +13,10 @@ from tether.config import Config
 from tether.data.batching import join
 from tether.dist.interrupt import Interrupt
 from tether.ppo.experience import (
-    correct,
     drop_non_finite_rows,
-    mask_states,
-    read_before_updates,
+    old_log_probs_and_values,
+    rollout_correction,
+    unmask_observations,
     zero_masked,
 )
 from tether.ppo.result import (
@@ -30,7 +30,8 @@ from tether.ppo.result import (
 from tether.ppo.roles import Roles
 from tether.ppo.scoring import score_greedy, score_rollout
 from tether.ppo.selfcheck import check_rewards_add_up
-from tether.ppo.updates.actor import update_actor, update_critic
+from tether.ppo.updates.actor import update_actor
+from tether.ppo.updates.critic import update_critic
 from tether.rollout.sampler import Draw
 from tether.types import Experience
 
@@ -42,10 +43,13 @@ def run_iteration(
     config: Config,
     interrupt: Interrupt | None = None,
 ) -> Outcome:
-    """Sample rows, judge them, learn from them, drop them."""
+    """Sample a batch of responses, score them, and update critic and actor on them.
+
+    Shapes: rows x response, but for scores and final values, which are one number per row.
+    """
     clock = Clock()
 
-    # The actor answers the prompts.
+    # Rollout: the actor samples a response to each prompt, as it was after the last iteration.
     prompts = roles.train_prompts.for_iteration(
         iteration, config.rollout.prompts, config.seed, config.data.shuffle
     ).repeat(config.rollout.samples_per_prompt)
@@ -54,32 +58,34 @@ def run_iteration(
     refuse_failing_tools(rollout, config)
     clock.lap("rollout")
 
-    # The reward scores each response; a row without a score leaves here, from all that follows.
-    scores, events = score_rollout(prompts, rollout, roles, config)
+    # Scores: one number per response. A row that could not be scored is masked from here on.
+    scores, score_events = score_rollout(prompts, rollout, roles, config)
     greedy_scores = score_greedy(prompts, roles, config)
-    rollout = mask_states(rollout, roles.actor, config.rollout.state_masking)
+    if not config.rollout.state_masking:
+        rollout = unmask_observations(rollout, roles.actor)
     mask = rollout.response_mask & scores.usable[:, None]
     clock.lap("reward")
 
-    # Actor, reference and critic read every token as they are before the updates.
+    # Forward passes before any update: actor, critic and reference on every sampled token.
     sequences = join(rollout)
-    old_log_probs, values, values_after = read_before_updates(
+    old_log_probs, values, values_after = old_log_probs_and_values(
         rollout, sequences, mask, roles, config
     )
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
-    numbers = rollout.rollout_log_probs, old_log_probs, ref_log_probs, values, values_after
-    scores, unreadable = drop_non_finite_rows(scores, mask, *numbers)
+    scores, non_finite_events = drop_non_finite_rows(
+        scores, mask, rollout.rollout_log_probs, old_log_probs, ref_log_probs, values, values_after
+    )
     mask = mask & scores.usable[:, None]
     old_log_probs, ref_log_probs, values = zero_masked(mask, old_log_probs, ref_log_probs, values)
     clock.lap("forward")
 
-    # The score lands on the last token; every token pays for leaving the reference.
+    # Rewards: the score on the last token, minus beta x KL to the reference on every token.
     kl = estimate_kl(config.kl.in_reward.estimator, old_log_probs, ref_log_probs, mask)
     token_level_scores = place_scores(scores.values, mask)
     token_level_rewards = shape_rewards(token_level_scores, kl, controls.beta)
     check_rewards_add_up(token_level_rewards, scores, kl, controls.beta)
 
-    # Was each token better than the critic expected? Returns teach it, advantages the actor.
+    # Advantages train the actor, returns the critic.
     final_values = bootstrap_values(values_after, rollout.truncated, config.advantage.truncation)
     inputs = AdvantageInputs(
         rewards=token_level_rewards,
@@ -110,10 +116,12 @@ def run_iteration(
         advantages=advantages,
         returns=returns,
         policy_advantages=policy_advantages,
-        correction_weights=correct(rollout, old_log_probs, mask, config),
+        correction_weights=rollout_correction(rollout, old_log_probs, mask, config),
     )
+
+    # Updates: several epochs of minibatches on these rows, first the critic, then the actor.
     if interrupt is not None:
-        interrupt.hold()  # weights move from here on: a signal waits until both have
+        interrupt.hold()  # a signal now waits until both have moved
     critic_report = update_critic(experience, roles, config, iteration)
     actor_report = update_actor(experience, roles, config, iteration, controls)
     clock.lap("update")
@@ -131,8 +139,8 @@ def run_iteration(
         critic=critic_report,
         events=[
             *call_events(rollout),
-            *events,
-            *unreadable,
+            *score_events,
+            *non_finite_events,
             *moments_events(moments, config),
             *critic_report.events,
             *actor_report.events,

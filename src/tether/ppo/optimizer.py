@@ -11,7 +11,7 @@ from tether.dist.dtensor import as_dtensor, gradient_norm, local_parameter, loca
 
 
 def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
-    """What the learning rate is multiplied by in this iteration."""
+    """Return what the learning rate is multiplied by in this iteration."""
     progress = iteration / iterations
     match schedule:
         case "constant":
@@ -24,7 +24,7 @@ def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
 
 
 class Optimizer:
-    """A step that is clipped, and dropped whole when the gradient is not finite."""
+    """AdamW with the gradient norm clipped; a step whose gradient is not finite is dropped."""
 
     def __init__(
         self,
@@ -43,11 +43,12 @@ class Optimizer:
         )
 
     def set_factor(self, factor: float) -> None:
+        """Set the learning rate to `factor` times the configured one."""
         for group in self.adam.param_groups:
             group["lr"] = self.lr * factor
 
     def state(self) -> dict[str, Tensor]:
-        """Adam's moments and step counts by the parameter's place in the list."""
+        """Return Adam's moments and step counts, by the parameter's index in the list."""
         return {
             f"{i}.{name}": as_dtensor(tensor, parameter)
             for i, (parameter, own) in enumerate(zip(self.parameters, self.own, strict=True))
@@ -55,18 +56,19 @@ class Optimizer:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned."""
         for key, tensor in tensors.items():
             place, _, name = key.partition(".")
             parameter, own = self.parameters[int(place)], self.own[int(place)]
             self.adam.state[own][name] = shard_like(tensor, parameter).to(own.device)
 
     def drop(self) -> None:
-        """Forget the gradients without a step."""
+        """Clear the gradients without a step."""
         for parameter in (*self.parameters, *self.own):
             parameter.grad = None
 
     def step(self) -> Tensor:
-        """Apply the gradients and clear them; the norm before clipping, finite or not."""
+        """Apply the gradients and clear them. Return the norm before clipping, finite or not."""
         all_reduce_gradients(self.parameters)
         norm = gradient_norm(self.parameters)
         for parameter, own in zip(self.parameters, self.own, strict=True):

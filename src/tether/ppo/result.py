@@ -1,4 +1,4 @@
-"""What one iteration produced, and its metrics."""
+"""The result of one iteration: its tensors, metrics, events and timings."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tether.config import Config, PenaltyUpdate
 from tether.config.algorithm import AnyUpdate
 from tether.errors import RunStopped
 from tether.ppo.experience import record_mismatch
-from tether.ppo.updates.minibatches import Report
+from tether.ppo.updates.minibatches import UpdateReport
 from tether.run.metrics import Event, Last, Max, Mean, Meter
 from tether.types import Experience, Moments, Prompts, Rollout, Scores
 
@@ -35,30 +35,32 @@ class Controls:
 
 
 def first_controls(config: Config) -> Controls:
+    """Return the coefficients of the first iteration."""
     update = config.actor.update
     penalty_coef = update.coef if isinstance(update, PenaltyUpdate) else 0.0
     return Controls(beta=config.kl.in_reward.coef, penalty_coef=penalty_coef)
 
 
 def next_beta(beta: float, metrics: Mapping[str, float], rows: int, config: Config) -> float:
-    """Beta after an iteration whose rewards were made with `beta`."""
+    """Return beta for the next iteration, by the KL of the one that used `beta`."""
     kl = config.kl.in_reward
     if kl.controller == "fixed" or not config.kl.needs_reference:
         return beta
     return adaptive_beta(beta, metrics[f"kl/{kl.unit}_mean"], kl.target, rows, kl.horizon)
 
 
-FEWEST_CALLS = 8  # in an iteration; fewer say nothing about a tool
+FEWEST_CALLS = 8  # per iteration; with fewer, a share of failures says nothing about a tool
 
 
 @dataclass
 class Clock:
-    """Seconds of each stage, by name."""
+    """Measures the seconds of each stage of an iteration."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     last: float = field(default_factory=time.perf_counter)
 
     def lap(self, stage: str) -> None:
+        """Record the time since the last lap under this name."""
         now = time.perf_counter()
         self.seconds[stage] = now - self.last
         self.last = now
@@ -66,6 +68,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class Outcome:
+    """What an iteration computed, for metrics, rollout files and trace."""
+
     iteration: int
     controls: Controls
     prompts: Prompts
@@ -74,21 +78,21 @@ class Outcome:
     greedy_scores: Float[Tensor, " rows"]  # 0 unless the estimator needs them
     experience: Experience
     moments: Moments
-    actor: Report
-    critic: Report
+    actor: UpdateReport
+    critic: UpdateReport
     events: list[Event]
     seconds: Mapping[str, float]
 
     @property
     def no_progress(self) -> bool:
-        """A role took no step, and numbers that were not finite are why."""
+        """Whether a role took no step because of numbers that were not finite."""
         lost = any(event.kind.startswith("non_finite") for event in self.events)
         return lost and any(
-            report.tried and not report.taken for report in (self.actor, self.critic)
+            report.attempted and not report.steps_taken for report in (self.actor, self.critic)
         )
 
     def metrics(self, config: Config) -> dict[str, float]:
-        """The deterministic numbers of this iteration, in data-flow order."""
+        """Return the deterministic numbers of this iteration, in data-flow order."""
         e, usable = self.experience, self.scores.usable
         mask, tokens, rows = e.response_mask, e.response_mask.sum(), usable.sum()
         scores = self.scores.values
@@ -137,7 +141,7 @@ class Outcome:
         return {**meter.values(), **self.critic.meter.values(), **self.actor.meter.values()}
 
     def next_controls(self, metrics: Mapping[str, float], config: Config) -> Controls:
-        """The controllers' numbers for the next iteration."""
+        """Return the coefficients for the next iteration."""
         rows = int(self.scores.usable.sum())
         coef = self.actor.penalty_coef
         return Controls(
@@ -146,6 +150,7 @@ class Outcome:
         )
 
     def timings(self) -> dict[str, float]:
+        """Return seconds per stage and tokens per second: what differs from machine to machine."""
         total = sum(self.seconds.values())
         tokens = int(self.rollout.response_lengths.sum())
         tools = sum(call.seconds for calls in self.rollout.calls for call in calls)
@@ -158,16 +163,17 @@ class Outcome:
 
 
 def calls_made(rollout: Rollout) -> int:
-    """Calls that reached a tool, whatever came of them."""
+    """Count the calls that reached a tool, failed or not."""
     return sum(call.fault != "policy" for calls in rollout.calls for call in calls)
 
 
 def calls_at_fault(rollout: Rollout, whose: str) -> int:
+    """Count the failed calls whose fault is the policy's or the tool's."""
     return sum(call.fault == whose for calls in rollout.calls for call in calls)
 
 
 def call_events(rollout: Rollout) -> list[Event]:
-    """One for each row that a tool failed."""
+    """Return an event for each row with a call that a tool failed."""
     failed = {
         row: [f"{call.name}: {call.error}" for call in calls if call.fault == "tool"]
         for row, calls in enumerate(rollout.calls)
@@ -180,8 +186,10 @@ def call_events(rollout: Rollout) -> list[Event]:
 
 
 def refuse_failing_tools(rollout: Rollout, config: Config) -> None:
-    """Stop the run where tools, or environments, fail more often than `rollout.max_failed_share`:
-    what the policy learns from them is that asking is useless."""
+    """Stop the run if tools or environments fail more often than `rollout.max_failed_share`.
+
+    From failing tools the policy would learn not to use them.
+    """
     calls, failed = calls_made(rollout), calls_at_fault(rollout, "tool")
     limit = config.rollout.max_failed_share
     if calls >= FEWEST_CALLS and failed > limit * calls:
@@ -194,7 +202,7 @@ def refuse_failing_tools(rollout: Rollout, config: Config) -> None:
 
 
 def moments_events(moments: Moments, config: Config) -> list[Event]:
-    """Fewer than two cells have no spread to divide by: they are centred only, and it is said."""
+    """Return an event if fewer than two cells count: without a spread they are only centred."""
     if not config.advantage.whitens or int(moments.count) >= 2:
         return []
     return [Event("not_whitened", f"{int(moments.count)} cells count; they were centred only")]

@@ -1,6 +1,5 @@
 """The critic's update in minibatches: squared error against the returns."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -8,14 +7,38 @@ from tether.algo.losses import clip_value_loss, squared_value_loss
 from tether.algo.masked import weighted_sum
 from tether.config import Config
 from tether.ppo.roles import Roles
-from tether.ppo.updates.minibatches import LossTerms, MinibatchSchedule, Report, walk_minibatches
+from tether.ppo.updates.minibatches import (
+    MinibatchSchedule,
+    OptimizerStep,
+    UpdateReport,
+    optimizer_steps,
+)
 from tether.run.metrics import Mean
 from tether.types import Experience, Minibatch
 
 
-def update_values(experience: Experience, roles: Roles, config: Config, iteration: int) -> Report:
-    report = Report()
-    walk = MinibatchSchedule(
+def update_critic(
+    experience: Experience, roles: Roles, config: Config, iteration: int
+) -> UpdateReport:
+    """Fit the critic to the returns, if it has weights of its own.
+
+    On a shared trunk it learns in the actor's update instead.
+    """
+    report, optimizer = UpdateReport(), roles.critic_optimizer
+    if optimizer is None:
+        return report
+    schedule = critic_schedule(config, iteration)
+    for step in optimizer_steps(experience, schedule, optimizer, report):
+        for batch in step.microbatches():
+            new_values = roles.critic(batch.sequences)[:, :-1]
+            value_loss(batch, new_values, config, step).backward()
+        step.finish()
+    return report
+
+
+def critic_schedule(config: Config, iteration: int) -> MinibatchSchedule:
+    """Return how this iteration's rows become the critic's optimizer steps."""
+    return MinibatchSchedule(
         role="critic",
         seed=config.seed,
         iteration=iteration,
@@ -26,25 +49,21 @@ def update_values(experience: Experience, roles: Roles, config: Config, iteratio
         max_response_tokens=config.rollout.max_response_tokens,
     )
 
-    def compute(batch: Minibatch) -> LossTerms:
-        return value_terms(batch, roles.critic(batch.sequences)[:, :-1], config, report)
 
-    walk_minibatches(experience, walk, roles.critic_optimizer, compute, report)
-    return report
-
-
-def value_terms(
+def value_loss(
     batch: Minibatch,
     new_values: Float[Tensor, "rows response"],
     config: Config,
-    report: Report,
-) -> LossTerms:
+    step: OptimizerStep,
+) -> Float[Tensor, ""]:
+    """Return the microbatch's share of the value loss, and record it in the step."""
     mask, clip = batch.response_mask, config.critic.clip
     if clip is None:
         value = squared_value_loss(new_values, batch.returns)
     else:
         value = clip_value_loss(new_values, batch.values, batch.returns, clip)
     loss = weighted_sum(value.per_token, batch.weights)
-    with torch.no_grad():
-        report.meter.record("critic/vf_clipfrac", Mean((value.clipped & mask).sum(), mask.sum()))
-    return LossTerms(loss, {"critic/vf_loss": loss})
+    step.add_loss("critic/vf_loss", loss)
+    clipped = (value.clipped & mask).sum()
+    step.report.meter.record("critic/vf_clipfrac", Mean(clipped, mask.sum()))
+    return loss

@@ -1,7 +1,16 @@
-"""The walk over an iteration's rows: epochs, minibatches, microbatches, one step a minibatch."""
+"""From an iteration's rows to optimizer steps: epochs, minibatches, microbatches.
+
+An update is a loop over `optimizer_steps`: one backward per microbatch, then `finish`:
+
+    for step in optimizer_steps(experience, schedule, optimizer, report):
+        for batch in step.microbatches():
+            loss = ...
+            loss.backward()
+        step.finish()
+"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -19,18 +28,30 @@ from tether.types import Experience, Minibatch
 
 
 @dataclass
-class Report:
-    """Metrics and events of one role's update; an update that did not happen has none."""
+class UpdateReport:
+    """Metrics and events of one role's update; of an update that was not due it is empty."""
 
     meter: Meter = field(default_factory=Meter)
     events: list[Event] = field(default_factory=list)
     new_log_probs: Tensor | None = None  # rows x response, each row's last training forward
-    penalty_coef: float | None = None  # PPO-Penalty's weight for the next iteration
-    tried: bool = False  # there was an update to make, even if no row was left for it
-    taken: int = 0  # optimizer steps
+    penalty_coef: float | None = None  # PPO-Penalty's coefficient for the next iteration
+    attempted: bool = False  # an update was due, even if no row was left for it
+    steps_taken: int = 0
+
+    def event(self, kind: str, message: str) -> None:
+        """Add an event that belongs to no single row."""
+        self.events.append(Event(kind, message))
+
+    def keep_log_probs(
+        self, batch: Minibatch, new_log_probs: Float[Tensor, "rows response"]
+    ) -> None:
+        """Overwrite these rows' log-probs where their mask is True."""
+        assert self.new_log_probs is not None
+        mask, place = batch.response_mask, (batch.rows, slice(new_log_probs.shape[1]))
+        self.new_log_probs[place] = torch.where(mask, new_log_probs, self.new_log_probs[place])
 
     def gather(self, own: Bool[Tensor, " rows"]) -> None:
-        """Metrics of all processes as one; each row's log-probs from whoever read it last."""
+        """Merge the metrics of all processes; `own` are the rows whose log-probs are from here."""
         meters = gather(self.meter.settled())
         self.meter = meters[0]
         for other in meters[1:]:
@@ -39,13 +60,10 @@ class Report:
             mine = own.to(self.new_log_probs.device)[:, None]
             self.new_log_probs = all_reduce_sum(torch.where(mine, self.new_log_probs, 0.0))
 
-    def event(self, kind: str, message: str) -> None:
-        self.events.append(Event(kind, message))
-
 
 @dataclass(frozen=True)
 class MinibatchSchedule:
-    """How the rows are visited; `role` also names the metrics."""
+    """How the rows of an iteration become optimizer steps; `role` also names the metrics."""
 
     role: str
     seed: int
@@ -56,26 +74,102 @@ class MinibatchSchedule:
     aggregation: str
     max_response_tokens: int
     stop_kl: float | None = None
-    microbatch_cells: int | None = None  # response tokens of a microbatch, at most
+    max_cells: int | None = None  # response tokens per microbatch
 
 
-@dataclass(frozen=True)
-class LossTerms:
-    """A microbatch's share of its minibatch's loss, whole and in parts, and its tokens' KL."""
+@dataclass
+class OptimizerStep:
+    """One minibatch on its way to one optimizer step, with what its microbatches add up to."""
 
-    loss: Float[Tensor, ""]
-    parts: Mapping[str, Float[Tensor, ""]]  # as minimised, by metric name
+    number: int
+    minibatch: Minibatch
+    schedule: MinibatchSchedule
+    optimizer: Optimizer
+    report: UpdateReport
+    own: Bool[Tensor, " rows"]  # rows of the experience that this process was the last to read
+    losses: dict[str, Tensor] = field(default_factory=dict)  # by metric name, as minimised
     kl_from_old: Mean = field(default_factory=lambda: Mean(0.0, 0))
+    stopped: bool = False  # the policy has gone further than stop_kl
+
+    def microbatches(self) -> Iterator[Minibatch]:
+        """Yield this process's share of the minibatch in pieces that fit in memory."""
+        schedule = self.schedule
+        for batch in split_minibatch(
+            self.minibatch, schedule.microbatch_tokens, schedule.max_cells
+        ):
+            self.own[batch.counted_rows.cpu()] = True
+            yield batch
+
+    def add_loss(self, name: str, share: Float[Tensor, ""]) -> None:
+        """Add a microbatch's share to a term of the minibatch's loss."""
+        known = self.losses.get(name, 0.0)  # 0.0 + -0.0 is 0.0
+        self.losses[name] = known + share.detach()
+
+    def finish(self) -> None:
+        """Take the step, or drop it: if a loss or the gradient is not finite, or if the KL from
+        the old policy exceeds `stop_kl`."""
+        role, report = self.schedule.role, self.report
+        totals, kl = _over_all_processes(self.losses, self.kl_from_old)
+        losses = {name: float(total) for name, total in totals.items()}
+        if not all(map(math.isfinite, losses.values())):
+            self.optimizer.drop()
+            report.event("non_finite_loss", f"{losses}; the {role}'s step was dropped")
+            return
+        stop_kl = self.schedule.stop_kl
+        if stop_kl is not None and not kl.value() <= stop_kl:
+            self.optimizer.drop()
+            self.stopped = True
+            report.meter.record(f"{role}/stopped_at_step", Last(self.number))
+            return
+        norm = self.optimizer.step()
+        if not norm.isfinite():
+            message = f"the {role}'s gradient norm was {float(norm)}; the step was dropped"
+            report.event("non_finite_gradient", message)
+            return
+        report.steps_taken += 1
+        report.meter.record(f"{role}/grad_norm", Mean(norm, 1))
+        for name, total in totals.items():
+            report.meter.record(name, Mean(total, 1))
 
 
-def row_slices(rows: int, walk: MinibatchSchedule) -> Iterator[Int[Tensor, " some"]]:
-    """Row numbers of each optimizer step: slices of a fresh permutation an epoch.
+def optimizer_steps(
+    experience: Experience, schedule: MinibatchSchedule, optimizer: Optimizer, report: UpdateReport
+) -> Iterator[OptimizerStep]:
+    """Yield one step per minibatch, for the caller to fill and finish, until the epochs are over
+    or a step has stopped. Then merge the report over all processes.
 
-    Every row is used once an epoch; the last slice of an epoch may be smaller.
+    A minibatch without a True cell is skipped and does not count as a step.
     """
-    for epoch in range(walk.epochs):
-        order = permutation(rows, walk.seed, walk.role, walk.iteration, epoch)
-        yield from order.split(walk.minibatch_rows)
+    role = schedule.role
+    report.attempted = True
+    own = torch.full((len(experience),), world().replica == 0)
+    steps = 0
+    for rows in row_slices(len(experience), schedule):
+        minibatch = make_minibatch(
+            experience, rows, schedule.aggregation, schedule.max_response_tokens
+        )
+        if not minibatch.response_mask.any():
+            report.event("empty_minibatch", f"no token of {role} step {steps} counts; skipped")
+            continue
+        own[rows] = False
+        step = OptimizerStep(steps, minibatch, schedule, optimizer, report, own)
+        yield step
+        if step.stopped:
+            break
+        steps += 1
+    report.gather(own)
+    report.meter.record(f"{role}/lr", Last(optimizer.adam.param_groups[0]["lr"]))
+    report.meter.record(f"{role}/steps", Last(steps))
+
+
+def row_slices(rows: int, schedule: MinibatchSchedule) -> Iterator[Int[Tensor, " some"]]:
+    """Yield the row numbers of each minibatch: slices of a fresh permutation per epoch.
+
+    Every row is used once per epoch; the last slice of an epoch may be smaller.
+    """
+    for epoch in range(schedule.epochs):
+        order = permutation(rows, schedule.seed, schedule.role, schedule.iteration, epoch)
+        yield from order.split(schedule.minibatch_rows)
 
 
 def make_minibatch(
@@ -84,7 +178,7 @@ def make_minibatch(
     aggregation: str,
     max_response_tokens: int,
 ) -> Minibatch:
-    """These rows, with the weight of each cell counted over all of them."""
+    """Select these rows, and compute the weight of each of their cells in the minibatch's loss."""
     e, mask = experience, experience.response_mask
     rows = rows.to(mask.device)
     everything = Minibatch(
@@ -105,73 +199,20 @@ def make_minibatch(
     return everything.select(rows)
 
 
-def split(
+def split_minibatch(
     minibatch: Minibatch, max_tokens: int, max_cells: int | None = None
 ) -> Iterator[Minibatch]:
-    """This process's microbatches; they keep the weights that were counted over the whole."""
+    """Yield this process's microbatches; their weights stay those of the whole minibatch."""
     for part in own_microbatches(minibatch.sequences, max_tokens, max_cells):
         batch = minibatch.select(part.rows)
         yield batch.as_idle() if part.idle else batch
 
 
-def walk_minibatches(
-    experience: Experience,
-    walk: MinibatchSchedule,
-    optimizer: Optimizer,
-    compute: Callable[[Minibatch], LossTerms],
-    report: Report,
-) -> None:
-    """One backward a microbatch, one optimizer step a minibatch, until the walk is over or the
-    policy has gone further than `stop_kl` from where the iteration began."""
-    report.tried = True
-    own = torch.full((len(experience),), world().replica == 0)  # rows that this process read last
-    steps = 0
-    for rows in row_slices(len(experience), walk):
-        minibatch = make_minibatch(experience, rows, walk.aggregation, walk.max_response_tokens)
-        if not minibatch.response_mask.any():
-            report.event("empty_minibatch", f"no token of {walk.role} step {steps} counts; skipped")
-            continue
-        own[rows] = False
-        totals: dict[str, Tensor | float] = {}
-        kl = Mean(0.0, 0)
-        for microbatch in split(minibatch, walk.microbatch_tokens, walk.microbatch_cells):
-            own[microbatch.counted_rows.cpu()] = True
-            terms = compute(microbatch)
-            terms.loss.backward()
-            for name, part in terms.parts.items():
-                totals[name] = totals.get(name, 0.0) + part.detach()
-            kl = kl.merge(terms.kl_from_old)
-        totals, kl = _over_all_processes(totals, kl)
-        losses = {name: float(part) for name, part in totals.items()}
-        if not all(map(math.isfinite, losses.values())):
-            optimizer.drop()
-            steps += 1
-            report.event("non_finite_loss", f"{losses}; the {walk.role}'s step was dropped")
-            continue
-        if walk.stop_kl is not None and not kl.value() <= walk.stop_kl:
-            optimizer.drop()
-            report.meter.record(f"{walk.role}/stopped_at_step", Last(steps))
-            break
-        steps += 1
-        norm = optimizer.step()
-        if not norm.isfinite():
-            message = f"the {walk.role}'s gradient norm was {float(norm)}; the step was dropped"
-            report.event("non_finite_gradient", message)
-            continue
-        report.taken += 1
-        report.meter.record(f"{walk.role}/grad_norm", Mean(norm, 1))
-        for name, loss in totals.items():
-            report.meter.record(name, Mean(loss, 1))
-    report.gather(own)
-    report.meter.record(f"{walk.role}/lr", Last(optimizer.adam.param_groups[0]["lr"]))
-    report.meter.record(f"{walk.role}/steps", Last(steps))
-
-
-def _over_all_processes(totals: Mapping[str, Tensor], kl: Mean) -> tuple[dict[str, Tensor], Mean]:
-    """Each process has its microbatches' part of the minibatch."""
-    parts = [*totals.values(), torch.as_tensor(kl.total), torch.as_tensor(kl.count)]
+def _over_all_processes(losses: Mapping[str, Tensor], kl: Mean) -> tuple[dict[str, Tensor], Mean]:
+    """Add up what each process's microbatches contributed, in one all-reduce."""
+    parts = [*losses.values(), torch.as_tensor(kl.total), torch.as_tensor(kl.count)]
     device = parts[0].device
-    *losses, moved, tokens = all_reduce_sum(
+    *totals, moved, tokens = all_reduce_sum(
         torch.stack([part.to(device).double() for part in parts])
     )
-    return dict(zip(totals, losses, strict=True)), Mean(moved, tokens)
+    return dict(zip(losses, totals, strict=True)), Mean(moved, tokens)

@@ -1,4 +1,7 @@
-"""TRPO: one natural-gradient step on all rows, inside a hard bound on the exact KL, or none."""
+"""TRPO: one natural-gradient step on all rows, within a hard bound on the exact KL, or no step.
+
+Schulman et al. 2015, arXiv 1502.05477.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,33 +10,39 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tether.algo.losses import log_ratio
+from tether.algo.losses import LossInputs, policy_loss
 from tether.algo.masked import weighted_sum
-from tether.algo.trust_region import conjugate_gradient, line_search, longest_step
-from tether.config import Config
+from tether.algo.trust_region import (
+    LineSearchResult,
+    conjugate_gradient,
+    line_search,
+    longest_step,
+)
+from tether.config import Config, TrpoUpdate
 from tether.dist.collectives import all_reduce_sum
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
-from tether.ppo.updates.minibatches import Report, make_minibatch, split
+from tether.ppo.updates.minibatches import UpdateReport, make_minibatch, split_minibatch
 from tether.run.metrics import Last
 from tether.types import Experience, Minibatch
 
-# How far a Fisher product looks along its vector, in units of the weights' own length: far enough
-# to rise above float32's rounding, near enough for the KL's gradient to be nearly linear.
+# Length of the finite difference in a Fisher product, relative to the length of the weights: large
+# enough to rise above float32's rounding, small enough for the KL's gradient to be nearly linear.
 NUDGE = 2e-5
 
 
-def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
-    """maximise mean(r A) subject to mean KL(old || new) <= max_kl, by one accepted step or none."""
+def update_trpo(experience: Experience, roles: Roles, config: Config) -> UpdateReport:
+    """Maximise mean(r A) subject to mean KL(old || new) <= max_kl, by one accepted step or none."""
     update = config.actor.update
+    assert isinstance(update, TrpoUpdate)
     region = TrustRegion(experience, roles.actor, config)
-    report = Report(new_log_probs=experience.old_log_probs, tried=True)
+    report = UpdateReport(new_log_probs=experience.old_log_probs, attempted=True)
     gradient = region.surrogate_gradient()
     norm = gradient.norm()
     if not (norm.isfinite() and norm > 0):
         kind = "trpo_refused" if norm == 0 else "non_finite_gradient"
         report.event(kind, f"the surrogate's gradient norm is {float(norm)}; no step")
-        return _finish(report, region, share=0.0, tries=0)
+        return _finish(report, region, LineSearchResult(share=0.0, tries=0))
 
     direction = conjugate_gradient(
         lambda v: region.fisher_product(v) + update.damping * v, gradient, update.cg_iterations
@@ -42,22 +51,23 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> Report:
     step = longest_step(direction, region.fisher_product(direction), update.max_kl)
     if not bool(step.isfinite().all()):
         report.event("non_finite_step", "the step is not finite; no step")
-        return _finish(report, region, share=0.0, tries=0)
+        return _finish(report, region, LineSearchResult(share=0.0, tries=0))
 
     def measure(share: float) -> tuple[float, float]:
         region.move(share, step)
         return region.measure()
 
-    landing = line_search(measure, update.max_kl, update.backtracks, update.backtrack_ratio)
-    region.move(landing.share, step)
-    report.taken = int(landing.share > 0)
-    if landing.share == 0:
+    found = line_search(measure, update.max_kl, update.backtracks, update.backtrack_ratio)
+    region.move(found.share, step)
+    report.steps_taken = int(found.share > 0)
+    if found.share == 0:
         report.event("trpo_refused", f"no step within KL {update.max_kl:g} improved; no step")
     report.meter.record("actor/grad_norm", Last(norm))
-    return _finish(report, region, landing.share, landing.tries)
+    return _finish(report, region, found)
 
 
-def _finish(report: Report, region: "TrustRegion", share: float, tries: int) -> Report:
+def _finish(report: UpdateReport, region: "TrustRegion", found: LineSearchResult) -> UpdateReport:
+    """Measure where the weights are now, and record it."""
     surrogate, kl = region.measure()
     report.new_log_probs = region.new_log_probs
     report.gather(region.own)
@@ -68,17 +78,17 @@ def _finish(report: Report, region: "TrustRegion", share: float, tries: int) -> 
     record("actor/entropy", Last(region.entropy))
     record("actor/ratio_max", Last(ratio.max()))
     record("actor/ratio_min", Last(ratio.min()))
-    record("actor/line_search_tries", Last(tries))
-    record("actor/step_share", Last(share))
+    record("actor/line_search_tries", Last(found.tries))
+    record("actor/step_share", Last(found.share))
     return report
 
 
 @dataclass
-class _Part:
-    """A microbatch with the old policy's states, before the weights moved."""
+class _Microbatch:
+    """A microbatch, with the old policy's states from before the weights moved."""
 
     batch: Minibatch
-    token_weights: Float[Tensor, "rows response"]  # 1 / tokens of the whole batch
+    token_weights: Float[Tensor, "rows response"]  # 1 / tokens of all rows
     old_states: Float[Tensor, "rows response width"]
 
 
@@ -86,32 +96,31 @@ class TrustRegion:
     """The surrogate and the exact KL as functions of the actor's flattened weights."""
 
     def __init__(self, experience: Experience, actor: Policy, config: Config) -> None:
-        self.actor, self.config = actor, config
+        self.actor, self.update = actor, config.actor.update
         self.mask, self.old_log_probs = experience.response_mask, experience.old_log_probs
         self.parameters = [p for p in actor.model.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
-        self.old_head = _frozen(actor.model.get_output_embeddings())
+        self.old_head = _frozen_copy(actor.head)
         self.new_log_probs = experience.old_log_probs.clone()
         self.entropy = 0.0
-        rows = torch.arange(len(experience))
-        self.parts = list(self._parts(experience, rows))
-        self.own = torch.zeros(len(rows), dtype=torch.bool)  # rows that this process reads
-        for part in self.parts:
+        self.microbatches = list(self._microbatches(experience, config))
+        self.own = torch.zeros(len(experience), dtype=torch.bool)  # rows that this process reads
+        for part in self.microbatches:
             self.own[part.batch.counted_rows.cpu()] = True
         size = torch.stack([p.norm() for p in self.start]).norm()
         self.nudge = NUDGE * max(float(size), 1.0)
 
-    def _parts(self, experience: Experience, rows: Tensor) -> Iterator[_Part]:
-        actor, longest = self.config.actor, self.config.rollout.max_response_tokens
-        minibatch = make_minibatch(experience, rows, self.config.aggregation, longest)
+    def _microbatches(self, experience: Experience, config: Config) -> Iterator[_Microbatch]:
+        rows, longest = torch.arange(len(experience)), config.rollout.max_response_tokens
+        minibatch = make_minibatch(experience, rows, config.aggregation, longest)
         tokens = minibatch.response_mask.sum().clamp(min=1)
-        for batch in split(minibatch, actor.microbatch_tokens):
+        for batch in split_minibatch(minibatch, config.actor.microbatch_tokens):
             with torch.no_grad():
                 states = self.actor.states(batch.sequences)
-            yield _Part(batch, batch.response_mask / tokens, states)
+            yield _Microbatch(batch, batch.response_mask / tokens, states)
 
     def move(self, share: float, step: Float[Tensor, " n"]) -> None:
-        """Put the weights at start + share x step; share 0 restores them bit for bit."""
+        """Set the weights to start + share x step; share 0 restores them bit for bit."""
         pieces = self._pieces(step)
         with torch.no_grad():
             for parameter, start, piece in zip(self.parameters, self.start, pieces, strict=True):
@@ -119,9 +128,9 @@ class TrustRegion:
 
     @torch.no_grad()
     def measure(self) -> tuple[float, float]:
-        """(surrogate, mean KL(old || new)) where the weights are now."""
+        """Return (surrogate, mean KL(old || new)) at the present weights."""
         sums = torch.zeros(3, dtype=torch.float64)
-        for part in self.parts:
+        for part in self.microbatches:
             states = self.actor.states(part.batch.sequences)
             new_log_probs, entropies = self.actor.log_probs_and_entropies(
                 states, part.batch.sequences, part.batch.response_mask
@@ -137,9 +146,10 @@ class TrustRegion:
         return surrogate, kl
 
     def surrogate_gradient(self) -> Float[Tensor, " n"]:
+        """Return the gradient of the surrogate over all rows, by the flattened weights."""
         numbers = sum(p.numel() for p in self.parameters)
         gradient = torch.zeros(numbers, dtype=self.actor.model.dtype, device=self.mask.device)
-        for part in self.parts:
+        for part in self.microbatches:
             states = self.actor.states(part.batch.sequences)
             new_log_probs, _ = self.actor.log_probs_and_entropies(
                 states, part.batch.sequences, part.batch.response_mask
@@ -149,10 +159,10 @@ class TrustRegion:
         return all_reduce_sum(gradient)
 
     def fisher_product(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """F v over all rows: the KL's gradient a little way along v, over that way.
+        """Return F v over all rows: the KL's gradient a short way along v, divided by that way.
 
-        At the old weights that gradient is 0, so one forward and one backward pass are enough, no
-        second derivative is taken, and no graph is kept.
+        At the old weights that gradient is 0, so one forward and one backward pass are enough: no
+        second derivative, and no graph that outlives the call.
         """
         length = float(vector.norm())
         if not length > 0:
@@ -160,7 +170,7 @@ class TrustRegion:
         share = self.nudge / length
         self.move(share, vector)
         gradient = torch.zeros_like(vector)
-        for part in self.parts:
+        for part in self.microbatches:
             kl = self._kl(self.actor.states(part.batch.sequences), part)
             gradient = gradient + _flat(torch.autograd.grad(kl, self.parameters))
         self.move(0.0, vector)
@@ -171,20 +181,25 @@ class TrustRegion:
         pieces = vector.split([p.numel() for p in self.parameters])
         return [x.view_as(p) for x, p in zip(pieces, self.parameters, strict=True)]
 
-    def _kl(self, states: Float[Tensor, "rows response width"], part: _Part) -> Tensor:
+    def _kl(self, states: Float[Tensor, "rows response width"], part: _Microbatch) -> Tensor:
         per_token = self.actor.full_kl(
             self.old_head, part.old_states, self.actor.head, states, part.batch.response_mask
         )
         return weighted_sum(per_token, part.token_weights)
 
-    def _surrogate(self, new_log_probs: Float[Tensor, "rows response"], part: _Part) -> Tensor:
-        ratio = log_ratio(new_log_probs, part.batch.old_log_probs).exp()
-        surrogate = ratio * part.batch.policy_advantages * part.batch.correction_weights
-        return weighted_sum(surrogate, part.batch.weights)
+    def _surrogate(
+        self, new_log_probs: Float[Tensor, "rows response"], part: _Microbatch
+    ) -> Tensor:
+        batch = part.batch
+        inputs = LossInputs(
+            new_log_probs, batch.old_log_probs, batch.policy_advantages, batch.response_mask
+        )
+        loss = policy_loss(self.update, inputs).per_token
+        return weighted_sum(-loss * batch.correction_weights, batch.weights)
 
 
-def _frozen(head: nn.Module) -> nn.Module:
-    """A copy of the output head that stays where the weights were."""
+def _frozen_copy(head: nn.Linear) -> nn.Linear:
+    """Copy the output head as it is before the weights move."""
     copy = nn.Linear(head.in_features, head.out_features, head.bias is not None, device="meta")
     tensors = {name: tensor.detach().clone() for name, tensor in head.state_dict().items()}
     copy.load_state_dict(tensors, assign=True)
