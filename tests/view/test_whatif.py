@@ -10,7 +10,7 @@ from helpers import read_jsonl, table
 
 from tether.view.run_reader import Folder
 from tether.view.settings import own_settings, samples_per_prompt, update_kind
-from tether.view.whatif import from_log, from_settings, read_kept
+from tether.view.whatif import from_log, from_settings, stack_rows
 from view.conftest import KINDS, client_of
 
 LOGGED = ("kl", "token_level_scores", "token_level_rewards", "values", "advantages", "returns")
@@ -45,10 +45,10 @@ def test_at_its_own_settings_every_row_equals_the_log_bit_for_bit(runs):
             rows = run.read_rollout(iteration)
             some = next(iter(rows.by_number.values()))
             own, samples = own_settings(config, some), samples_per_prompt(config)
-            kept = read_kept(rows, samples)
-            again = from_settings(kept, own, update_kind(config), samples).columns
+            tensors = stack_rows(rows, samples)
+            again = from_settings(tensors, own, update_kind(config), samples).columns
             for number, row in file_rows(runs, kind, iteration).items():
-                slot, size = kept.slot_of[number], len(row["response_ids"])
+                slot, size = tensors.index_of[number], len(row["response_ids"])
                 for name in (*LOGGED, "policy_advantages"):
                     recomputed = again[name][slot, :size].tolist()
                     assert float32_bits(recomputed) == float32_bits(row[name]), (kind, name)
@@ -117,18 +117,18 @@ def test_gamma_and_lambda_give_what_a_slow_loop_gives(client, runs, kind):
             row["token_level_rewards"], row["values"], row["final_value"], counts(row), 0.8, 0.5
         )
         assert body["after"]["advantages"] == pytest.approx(expected, abs=1e-5)
-        assert body["after"]["td_errors"] == pytest.approx(errors, abs=1e-5)
+        assert body["after"]["deltas"] == pytest.approx(errors, abs=1e-5)
         returns = [a + v for a, v in zip(expected, row["values"], strict=True)]
         assert body["after"]["returns"] == pytest.approx(returns, abs=1e-5)
 
 
-def test_td_errors_of_the_log_follow_from_its_rewards_and_values(client, runs):
+def test_deltas_of_the_log_follow_from_its_rewards_and_values(client, runs):
     for number, row in file_rows(runs, "gae-bare").items():
         body = client.get(f"/api/runs/gae-bare/rollouts/1/{number}").json()
         _, errors = slow_gae(
             row["token_level_rewards"], row["values"], row["final_value"], counts(row), 1.0, 0.8
         )
-        assert body["columns"]["td_errors"] == pytest.approx(errors, abs=1e-5)
+        assert body["columns"]["deltas"] == pytest.approx(errors, abs=1e-5)
 
 
 SLOW_KL = {
@@ -207,8 +207,8 @@ def test_another_estimator_compares_a_row_with_its_group(client, runs):
         assert body["settings"]["whiten"] is False
 
 
-def test_whitening_moves_with_the_moments_of_the_kept_rows(client, runs):
-    """With whole files kept, moved moments are the true ones: numpy over every token says so."""
+def test_whitening_moves_with_the_moments_of_the_logged_rows(client, runs):
+    """With all rows in the file, moved moments are the true ones: numpy over every token says so."""
     rows = file_rows(runs, "gae")
     cells = []
     for row in rows.values():
@@ -221,7 +221,7 @@ def test_whitening_moves_with_the_moments_of_the_kept_rows(client, runs):
     body = what_if(client, "gae", number, gamma=0.8, lam=0.5)
     expected = [(a - mean) / math.sqrt(variance + 1e-8) for a in body["after"]["advantages"]]
     assert body["after"]["policy_advantages"] == pytest.approx(expected, abs=1e-4)
-    assert f"{len(rows)} rows are kept" in body["note"]
+    assert f"{len(rows)} rows are in the file" in body["note"]
     assert "critic's values stay" in body["note"]
 
 
@@ -302,9 +302,9 @@ def test_what_if_runs_on_one_thread(client, runs):
 def test_from_log_keeps_logged_columns_as_they_are(runs):
     run = Folder(runs).runs()["gae"]
     config = run.read_config()[1]
-    kept = read_kept(run.read_rollout(1), 3)
-    stages = from_log(kept, own_settings(config), update_kind(config))
-    assert stages.columns["advantages"] is kept.logged["advantages"]
+    tensors = stack_rows(run.read_rollout(1), 3)
+    stages = from_log(tensors, own_settings(config), update_kind(config))
+    assert stages.columns["advantages"] is tensors.columns["advantages"]
 
 
 @table("field", ["eps_high", "beta", "dual_clip"])

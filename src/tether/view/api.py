@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tether.run.columns import COLUMNS
 from tether.run.directory import EVALS, METRICS
 from tether.run.glossary import METRICS as METRIC_WORDS
 from tether.run.glossary import TIMINGS as TIMING_WORDS
@@ -15,27 +16,18 @@ from tether.view.metric_table import as_number, thin
 from tether.view.rollout_rows import length, numbers, sampled, scalars, summary, tokens
 from tether.view.run_reader import Folder, Rows, Run
 from tether.view.settings import (
-    choices,
+    Settings,
+    controls_for_page,
     inside,
     own_settings,
     read_settings,
     samples_per_prompt,
-    update_kind,
 )
 
 Body = dict[str, Any]
 WORDS = {**METRIC_WORDS, **TIMING_WORDS}
 MAX_EVENTS = 1000
-WHATIF_COLUMNS = (
-    "kl",
-    "token_level_rewards",
-    "td_errors",
-    "advantages",
-    "returns",
-    "policy_advantages",
-    "ratio",
-    "objective",
-)
+WHATIF_COLUMNS = tuple(column.name for column in COLUMNS if column.moves)
 
 
 class NotFound(Exception):
@@ -79,8 +71,8 @@ def describe_run(run: Run) -> Body:
         "config_text": text,
         "names": names,
         "glossary": {name: WORDS[name]._asdict() for name in names if name in WORDS},
+        "columns": {c.name: {"en": c.english, "zh": c.chinese} for c in COLUMNS},
         "rollouts": run.rollout_iterations(),
-        "whatif": {**own_settings(config).as_dict(), **choices(config)},
         "problems": problems,
     }
 
@@ -140,16 +132,22 @@ def describe_row(run: Run, iteration: int, number: int) -> Body:
     row, config = _row(rows, number), run.read_config()[1]
     from tether.view.whatif import logged_journey  # loads torch, when a row is first opened
 
-    own = own_settings(config, row)
-    journey = logged_journey(rows, number, own, update_kind(config), samples_per_prompt(config))
+    own = _own_settings(run, iteration, row)
+    journey = logged_journey(rows, number, own, samples_per_prompt(config))
     return {
         "row": scalars(number, row),
         "tokens": tokens(row),
         "ids": row.get("response_ids") if length(row) else [],
         "mask": sampled(row),
-        "columns": _nulls({"rollout_log_probs": numbers(row, "rollout_log_probs")})
-        | _nulls(journey.columns),
+        "columns": _nulls(
+            {
+                c.name: journey.columns[c.name] if c.computed else numbers(row, c.name)
+                for c in COLUMNS
+            }
+        ),
         "clip": journey.clip,
+        "outside": journey.outside,
+        "settings": own.for_page(),
         "problems": rows.problems,
     }
 
@@ -158,15 +156,13 @@ def what_if(run: Run, iteration: int, number: int, query: Mapping[str, str]) -> 
     """The row again with other settings; a setting that cannot be is a UserError."""
     rows = _rows(run, iteration)
     row, config = _row(rows, number), run.read_config()[1]
-    own = own_settings(config, row)
+    own = _own_settings(run, iteration, row)
     settings = read_settings(query, config, own)
     from tether.view.whatif import recompute
 
-    before, after, note = recompute(
-        rows, number, own, settings, update_kind(config), samples_per_prompt(config)
-    )
+    before, after, note = recompute(rows, number, own, settings, samples_per_prompt(config))
     return {
-        "settings": settings.as_dict(),
+        "controls": controls_for_page(own, config),
         "own": settings == own,
         "before": _nulls({name: before.columns[name] for name in WHATIF_COLUMNS}),
         "after": _nulls({name: after.columns[name] for name in WHATIF_COLUMNS}),
@@ -176,6 +172,14 @@ def what_if(run: Run, iteration: int, number: int, query: Mapping[str, str]) -> 
         "note": note,
         "problems": rows.problems,
     }
+
+
+def _own_settings(run: Run, iteration: int, row: Mapping[str, Any]) -> Settings:
+    """Return the settings of the iteration that made the row."""
+    run.read_series()
+    metrics = run.metrics
+    coef = metrics.at("actor/penalty_coef", metrics.row_of.get(iteration))
+    return own_settings(run.read_config()[1], row, penalty_coef=coef)
 
 
 def to_json(body: Body | str) -> str:

@@ -58,6 +58,11 @@ export function meaningOf(name, glossary) {
   return entry ? `${sentence(entry.meaning)} ${entry.reading}` : "";
 }
 
+// One line about a per-token column, from the list that writer, trace and page share.
+export function columnMeaning(name, columns) {
+  return Object.hasOwn(columns ?? {}, name) ? (columns[name][spoken()] ?? "") : "";
+}
+
 function sentence(text) {
   return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 }
