@@ -1,5 +1,6 @@
 """What-if against the files of real runs, bit for bit, and against slow loops at other settings."""
 
+import json
 import math
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from helpers import read_jsonl, table
 
+from tether.run.columns import WRITTEN, Column
 from tether.view.run_reader import Folder
 from tether.view.settings import own_settings, samples_per_prompt, update_kind
 from tether.view.whatif import from_log, from_settings, stack_rows
@@ -70,6 +72,70 @@ def test_the_server_says_the_same_before_and_after_at_the_own_settings(client, r
     assert body["totals"]["before"] == body["totals"]["after"]
     assert float32_bits(body["before"]["advantages"]) == float32_bits(row["advantages"])
     assert body["note"] is None
+
+
+def mean_objective(client, runs, kind: str, iteration: int = 1) -> float:
+    """The mean over rows of a row's mean objective, as the page has it at the run's settings."""
+    means = []
+    for number, row in file_rows(runs, kind, iteration).items():
+        objective = what_if(client, kind, number, iteration)["after"]["objective"]
+        assert all(row["response_mask"])
+        means.append(sum(objective) / len(objective))
+    return sum(means) / len(means)
+
+
+def test_objectives_are_multiplied_by_the_correction_weights(client, runs):
+    """One epoch of equal minibatches, rows weighed alike: the log has the mean objective."""
+    weights = [
+        w for row in file_rows(runs, "corrected").values() for w in row["correction_weights"]
+    ]
+    assert min(weights) < 0.9
+    assert max(weights) == pytest.approx(1.25)
+    metrics = read_jsonl(runs / "corrected" / "metrics.jsonl")
+    for iteration in (0, 1):
+        expected = -metrics[iteration]["actor/pg_loss"]
+        assert mean_objective(client, runs, "corrected", iteration) == pytest.approx(
+            expected, abs=1e-5
+        )
+
+
+def test_the_page_shows_correction_weights_as_the_file_has_them(client, runs):
+    for number, row in file_rows(runs, "corrected").items():
+        columns = client.get(f"/api/runs/corrected/rollouts/1/{number}").json()["columns"]
+        assert columns["correction_weights"] == row["correction_weights"]
+    columns = client.get("/api/runs/gae/rollouts/1/0").json()["columns"]
+    assert columns["correction_weights"] is None
+    described = client.get("/api/runs/corrected").json()["columns"]
+    assert {"en", "zh"} == described["correction_weights"].keys()
+
+
+def without_column(runs, folder, kind: str, name: str):
+    """A client of a copy of a run whose rows lack a column."""
+    shutil.copytree(runs / kind, folder / kind)
+    for path in (folder / kind / "rollouts").iterdir():
+        rows = read_jsonl(path)
+        lines = [json.dumps({k: v for k, v in row.items() if k != name}) for row in rows]
+        path.write_text("\n".join(lines) + "\n")
+    return client_of(folder)
+
+
+@pytest.mark.parametrize("name", [c.name for c in WRITTEN])
+def test_a_row_without_a_column_has_what_if_unless_it_needs_that_column(runs, tmp_path, name):
+    client = without_column(runs, tmp_path / "runs", "corrected", name)
+    body = what_if(client, "corrected", next(iter(file_rows(runs, "corrected"))))
+    if name in ("rollout_log_probs", "correction_weights"):
+        assert body["note"] is None
+        assert None not in body["after"]["objective"]
+    else:
+        assert "lacks columns" in body["note"]
+        assert body["after"]["objective"] is None
+
+
+def test_a_column_added_later_says_what_older_rows_mean():
+    with pytest.raises(ValueError, match="if_absent"):
+        Column("staleness", "", "", since=2)
+    Column("staleness", "", "", since=2, if_absent=0.0)
+    Column("staleness", "", "", since=2, for_what_if=False)
 
 
 def test_the_runs_hold_what_the_comparison_is_about(runs):
@@ -208,7 +274,7 @@ def test_another_estimator_compares_a_row_with_its_group(client, runs):
 
 
 def test_whitening_moves_with_the_moments_of_the_logged_rows(client, runs):
-    """With all rows in the file, moved moments are the true ones: numpy over every token says so."""
+    """With all rows in the file they are the true ones: numpy over every token says so."""
     rows = file_rows(runs, "gae")
     cells = []
     for row in rows.values():
