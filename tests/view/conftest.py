@@ -64,10 +64,9 @@ class Off(LocalSampler):
 
 
 @pytest.fixture(scope="session")
-def runs(tiny_model_dir, tiny_data, tmp_path_factory) -> Path:
-    """A folder with one run of each kind, two iterations long."""
-    folder = tmp_path_factory.mktemp("view") / "runs"
-    base = {
+def tiny_view_config(tiny_model_dir, tiny_data) -> dict:
+    """Two iterations of 18 rows, all of them written; a run adds its directory."""
+    return {
         "threads": 1,
         "run": {"rollouts_every": 1},
         "model": {"actor": tiny_model_dir},
@@ -78,8 +77,14 @@ def runs(tiny_model_dir, tiny_data, tmp_path_factory) -> Path:
         "actor": {"lr": 3e-3, "epochs": 2, "minibatch_rows": 6},
         "train": {"iterations": 2},
     }
+
+
+@pytest.fixture(scope="session")
+def runs(tiny_view_config, tmp_path_factory) -> Path:
+    """A folder with one run of each kind, two iterations long."""
+    folder = tmp_path_factory.mktemp("view") / "runs"
     for name, changes in KINDS.items():
-        config = changed(base, **changes, run__dir=str(folder / name))
+        config = changed(tiny_view_config, **changes, run__dir=str(folder / name))
         reward = sometimes if name == "opo" else distinct_letters
         with pytest.MonkeyPatch.context() as patch:
             if name == "corrected":

@@ -7,11 +7,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import read_jsonl, table
+from helpers import changed, distinct_letters, read_jsonl, table
 
+import tether
+from tether.config import UPDATE_KINDS
 from tether.run.columns import WRITTEN, Column
 from tether.view.run_reader import Folder
-from tether.view.settings import own_settings, samples_per_prompt, update_kind
+from tether.view.settings import own_settings, samples_per_prompt
 from tether.view.whatif import from_log, from_settings, stack_rows
 from view.conftest import KINDS, client_of
 
@@ -28,8 +30,9 @@ def file_rows(runs, kind: str, iteration: int = 1) -> dict[int, dict]:
 
 
 def what_if(client, kind: str, row: int, iteration: int = 1, **settings) -> dict:
+    """What-if with `section__field=value`."""
     path = f"/api/runs/{kind}/rollouts/{iteration}/{row}/whatif"
-    answer = client.get(path, params=settings)
+    answer = client.get(path, params={name.replace("__", "."): x for name, x in settings.items()})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -48,7 +51,7 @@ def test_at_its_own_settings_every_row_equals_the_log_bit_for_bit(runs):
             some = next(iter(rows.by_number.values()))
             own, samples = own_settings(config, some), samples_per_prompt(config)
             tensors = stack_rows(rows, samples)
-            again = from_settings(tensors, own, update_kind(config), samples).columns
+            again = from_settings(tensors, own).columns
             for number, row in file_rows(runs, kind, iteration).items():
                 slot, size = tensors.index_of[number], len(row["response_ids"])
                 for name in (*LOGGED, "policy_advantages"):
@@ -56,7 +59,7 @@ def test_at_its_own_settings_every_row_equals_the_log_bit_for_bit(runs):
                     assert float32_bits(recomputed) == float32_bits(row[name]), (kind, name)
                 compared += 1
                 cells_with_kl += sum(x != 0 for x in row["kl"])
-            moving_betas.add((kind, own.beta))
+            moving_betas.add((kind, own.kl.coef))
     assert compared >= 100
     assert cells_with_kl > 200
     assert len([b for k, b in moving_betas if k == "gae"]) == 2  # the controller moved it
@@ -78,10 +81,94 @@ def mean_objective(client, runs, kind: str, iteration: int = 1) -> float:
     """The mean over rows of a row's mean objective, as the page has it at the run's settings."""
     means = []
     for number, row in file_rows(runs, kind, iteration).items():
-        objective = what_if(client, kind, number, iteration)["after"]["objective"]
+        body = what_if(client, kind, number, iteration)
+        assert body["own"] is True
+        assert body["before"] == body["after"]
         assert all(row["response_mask"])
-        means.append(sum(objective) / len(objective))
+        means.append(sum(body["after"]["objective"]) / len(body["after"]["objective"]))
     return sum(means) / len(means)
+
+
+UPDATES = {
+    **{kind: {"kind": kind} for kind in UPDATE_KINDS},
+    "clip": {"kind": "clip", "eps_low": 0.01, "eps_high": 0.01, "dual_clip": 1.02},
+    "penalty": {"kind": "penalty", "coef": 30.0, "target": 1e-4},
+    "cispo": {"kind": "cispo", "eps_low": 0.01, "eps_high": 0.01},
+}
+
+
+@pytest.fixture(scope="module")
+def update_runs(tiny_view_config, tmp_path_factory):
+    """One run of every kind of update: one epoch of equal minibatches, rows weighed alike.
+
+    So the loss in the metrics is the mean over rows, each as its own minibatch saw it.
+    """
+    folder = tmp_path_factory.mktemp("updates") / "runs"
+    for name, update in UPDATES.items():
+        config = changed(
+            tiny_view_config,
+            run__dir=str(folder / name),
+            actor__update=update,
+            actor__aggregation="seq_mean_token_mean",
+            actor__epochs=1,
+        )
+        tether.train(config, reward=distinct_letters)
+    return folder
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_objectives_of_every_kind_of_update_are_the_loss_that_was_minimised(update_runs, kind):
+    client = client_of(update_runs)
+    metrics = read_jsonl(update_runs / kind / "metrics.jsonl")
+    for iteration in (0, 1):
+        rows = file_rows(update_runs, kind, iteration).values()
+        assert any(row["new_log_probs"] != row["old_log_probs"] for row in rows)
+        expected = -metrics[iteration]["actor/pg_loss"]
+        found = mean_objective(client, update_runs, kind, iteration)
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    if kind == "penalty":
+        first, second = (line["actor/penalty_coef"] for line in metrics)
+        assert first != second, "its controller moved it"
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_every_field_of_an_update_that_its_loss_reads_can_be_changed(update_runs, kind):
+    client, number = client_of(update_runs), 0
+    names = [c["name"] for c in what_if(client, kind, number)["controls"]]
+    beside = {"trpo": 5, "penalty": 3}.get(kind, 0)
+    fields = own_settings({"actor": {"update": {"kind": kind}}}).update.model_fields
+    assert sum(name.startswith("actor.update.") for name in names) == len(fields) - 1 - beside
+    for name in names:
+        if name.startswith("actor.update."):
+            changes = [
+                what_if(client, kind, row, **{name.replace(".", "__"): 1.0 + 1e-3})
+                if name.endswith("dual_clip")
+                else what_if(client, kind, row, **{name.replace(".", "__"): 1e-3})
+                for row in file_rows(update_runs, kind)
+            ]
+            assert any(body["before"] != body["after"] for body in changes), name
+
+
+def test_the_exact_kl_of_a_penalty_is_said_to_be_missing(update_runs, tmp_path):
+    folder = tmp_path / "runs"
+    shutil.copytree(update_runs / "penalty", folder / "penalty")
+    config = (folder / "penalty" / "config.yaml").read_text()
+    assert "estimator: k3\n    controller" in config
+    (folder / "penalty" / "config.yaml").write_text(
+        config.replace("estimator: k3\n    controller", "estimator: full\n    controller")
+    )
+    assert "which the file does not hold" in what_if(client_of(folder), "penalty", 0)["note"]
+
+
+def test_an_update_of_another_version_has_no_objective_and_the_rest(update_runs, tmp_path):
+    folder = tmp_path / "runs"
+    shutil.copytree(update_runs / "gspo", folder / "gspo")
+    config = (folder / "gspo" / "config.yaml").read_text()
+    (folder / "gspo" / "config.yaml").write_text(config.replace("kind: gspo", "kind: spsa"))
+    body = what_if(client_of(folder), "gspo", 0, advantage__gamma=0.5)
+    assert body["after"]["objective"] is None
+    assert body["after"]["advantages"] != body["before"]["advantages"]
+    assert "does not know the run's kind of update" in body["note"]
 
 
 def test_objectives_are_multiplied_by_the_correction_weights(client, runs):
@@ -153,12 +240,11 @@ def test_the_runs_hold_what_the_comparison_is_about(runs):
 
 def test_beta_changes_a_reward_by_its_change_times_the_kl(client, runs):
     for row in file_rows(runs, "gae").values():
-        body = what_if(client, "gae", row["row"], beta=row["beta"] + 0.7)
+        body = what_if(client, "gae", row["row"], kl__in_reward__coef=row["beta"] + 0.7)
         for t, kl in enumerate(row["kl"]):
             change = body["after"]["token_level_rewards"][t] - row["token_level_rewards"][t]
             assert change == pytest.approx(-0.7 * kl, abs=2e-6)
         assert body["own"] is False
-        assert body["settings"]["beta"] == row["beta"] + 0.7
 
 
 def slow_gae(rewards, values, final, mask, gamma, lam):
@@ -178,7 +264,7 @@ def slow_gae(rewards, values, final, mask, gamma, lam):
 def test_gamma_and_lambda_give_what_a_slow_loop_gives(client, runs, kind):
     rows = file_rows(runs, kind)
     for number, row in rows.items():
-        body = what_if(client, kind, number, gamma=0.8, lam=0.5)
+        body = what_if(client, kind, number, advantage__gamma=0.8, advantage__lam=0.5)
         expected, errors = slow_gae(
             row["token_level_rewards"], row["values"], row["final_value"], counts(row), 0.8, 0.5
         )
@@ -208,7 +294,7 @@ SLOW_KL = {
 @table("name", SLOW_KL)
 def test_another_kl_estimator_gives_its_own_formula(client, runs, name):
     for number, row in list(file_rows(runs, "gae").items())[:4]:
-        body = what_if(client, "gae", number, kl_estimator=name)
+        body = what_if(client, "gae", number, kl__in_reward__estimator=name)
         expected = [
             SLOW_KL[name](old - ref)
             for old, ref in zip(row["old_log_probs"], row["ref_log_probs"], strict=True)
@@ -231,7 +317,14 @@ def slow_clip(ratio, advantage, low, high, dual):
 def test_clips_and_objectives_are_those_of_the_cases(client, runs, low, high, dual):
     marks = set()
     for number, row in file_rows(runs, "gae").items():
-        body = what_if(client, "gae", number, eps_low=low, eps_high=high, dual_clip=dual or "none")
+        body = what_if(
+            client,
+            "gae",
+            number,
+            actor__update__eps_low=low,
+            actor__update__eps_high=high,
+            actor__update__dual_clip=dual or "none",
+        )
         ratios = [
             math.exp(new - old)
             for new, old in zip(row["new_log_probs"], row["old_log_probs"], strict=True)
@@ -260,7 +353,7 @@ def group_of(rows: dict[int, dict], number: int, samples: int = 3) -> list[dict]
 def test_another_estimator_compares_a_row_with_its_group(client, runs):
     rows = file_rows(runs, "gae")
     for number, row in rows.items():
-        body = what_if(client, "gae", number, estimator="rloo")
+        body = what_if(client, "gae", number, advantage__estimator="rloo")
         group = group_of(rows, number)
         sums = [sum(r["token_level_rewards"]) for r in group]
         own = sum(row["token_level_rewards"])
@@ -270,7 +363,6 @@ def test_another_estimator_compares_a_row_with_its_group(client, runs):
         assert body["after"]["advantages"] == pytest.approx([expected] * len(row["kl"]), abs=1e-5)
         assert body["after"]["returns"] == body["after"]["advantages"]  # no critic, no values
         assert body["after"]["policy_advantages"] == body["after"]["advantages"]
-        assert body["settings"]["whiten"] is False
 
 
 def test_whitening_moves_with_the_moments_of_the_logged_rows(client, runs):
@@ -284,7 +376,7 @@ def test_whitening_moves_with_the_moments_of_the_logged_rows(client, runs):
         cells += [a for a, c in zip(advantages, counts(row), strict=True) if c]
     mean, variance = np.mean(cells), np.var(cells, ddof=1)
     number, row = next(iter(rows.items()))
-    body = what_if(client, "gae", number, gamma=0.8, lam=0.5)
+    body = what_if(client, "gae", number, advantage__gamma=0.8, advantage__lam=0.5)
     expected = [(a - mean) / math.sqrt(variance + 1e-8) for a in body["after"]["advantages"]]
     assert body["after"]["policy_advantages"] == pytest.approx(expected, abs=1e-4)
     assert f"{len(rows)} rows are in the file" in body["note"]
@@ -304,20 +396,22 @@ def test_a_missing_row_of_a_group_is_said(client, runs, tmp_path):
 @table(
     ("query", "names"),
     [
-        ("beta=-1", "beta"),
-        ("beta=nan", "beta"),
-        ("beta=inf", "beta"),
-        ("beta=", "beta"),
-        ("gamma=1.5", "gamma"),
-        ("lam=x", "lam"),
-        ("eps_low=0", "eps_low"),
-        ("eps_low=1.1", "eps_low"),
-        ("eps_high=-2", "eps_high"),
-        ("dual_clip=1", "dual_clip"),
-        ("estimator=sarsa", "estimator"),
-        ("estimator=remax", "estimator"),  # a gae run has no greedy responses
-        ("kl_estimator=full", "kl_estimator"),
-        ("learning_rate=1", "learning_rate"),
+        ("kl.in_reward.coef=-1", "kl.in_reward.coef"),
+        ("kl.in_reward.coef=nan", "kl.in_reward.coef"),
+        ("kl.in_reward.coef=inf", "kl.in_reward.coef"),
+        ("kl.in_reward.coef=", "kl.in_reward.coef"),
+        ("advantage.gamma=1.5", "advantage.gamma"),
+        ("advantage.lam=x", "advantage.lam"),
+        ("actor.update.eps_low=0", "actor.update.eps_low"),
+        ("actor.update.eps_low=1.1", "actor.update.eps_low"),
+        ("actor.update.eps_low=none", "actor.update.eps_low"),
+        ("actor.update.eps_high=-2", "actor.update.eps_high"),
+        ("actor.update.dual_clip=1", "actor.update.dual_clip"),
+        ("actor.update.kind=gspo", "actor.update.kind"),
+        ("advantage.estimator=sarsa", "advantage.estimator"),
+        ("advantage.estimator=remax", "advantage.estimator"),  # no greedy responses in a gae run
+        ("kl.in_reward.estimator=full", "kl.in_reward.estimator"),
+        ("actor.lr=1", "actor.lr"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(client, runs, query, names):
@@ -327,7 +421,8 @@ def test_a_setting_that_cannot_be_is_refused_by_name(client, runs, query, names)
 
 
 def test_a_run_without_critic_offers_no_gae(client):
-    offered = client.get("/api/runs/remax").json()["whatif"]["estimators"]
+    controls = what_if(client, "remax", 0)["controls"]
+    [offered] = [c["options"] for c in controls if c["name"] == "advantage.estimator"]
     assert "gae" not in offered
     assert "remax" in offered
 
@@ -345,7 +440,7 @@ def test_a_run_by_an_estimator_of_another_version_is_shown_and_not_recomputed(ru
     refused = client.get(f"/api/runs/grpo/rollouts/1/{number}/whatif")
     assert refused.status_code == 400
     assert "sarsa" in refused.json()["error"]
-    assert what_if(client, "grpo", number, estimator="rloo")["settings"]["needs_critic"] is False
+    assert what_if(client, "grpo", number, advantage__estimator="rloo")["own"] is False
 
 
 def test_the_logged_journey_of_a_row_holds_the_files_numbers(client, runs):
@@ -369,11 +464,11 @@ def test_from_log_keeps_logged_columns_as_they_are(runs):
     run = Folder(runs).runs()["gae"]
     config = run.read_config()[1]
     tensors = stack_rows(run.read_rollout(1), 3)
-    stages = from_log(tensors, own_settings(config), update_kind(config))
+    stages = from_log(tensors, own_settings(config))
     assert stages.columns["advantages"] is tensors.columns["advantages"]
 
 
-@table("field", ["eps_high", "beta", "dual_clip"])
+@table("field", ["actor.update.eps_high", "kl.in_reward.coef", "actor.update.dual_clip"])
 def test_a_setting_beyond_float32_is_refused_and_not_a_fault(client, field):
     answer = client.get(f"/api/runs/gae/rollouts/1/0/whatif?{field}=1e39")
     assert answer.status_code == 400

@@ -59,7 +59,7 @@ class Min:
 
 @dataclass(frozen=True)
 class Last:
-    """A number that is simply so at the end of the iteration, such as a learning rate."""
+    """The newest value, such as a learning rate."""
 
     now: Number
 
@@ -75,11 +75,12 @@ Metric = Mean | Sum | Max | Min | Last
 
 @dataclass
 class Meter:
-    """Named metrics under collection."""
+    """The metrics of an iteration by name, in the order in which they were first recorded."""
 
     metrics: dict[str, Metric] = field(default_factory=dict)
 
     def record(self, name: str, metric: Metric) -> None:
+        """Add a metric to what the name already holds."""
         known = self.metrics.get(name)
         self.metrics[name] = metric if known is None else known.merge(metric)
 
@@ -88,7 +89,7 @@ class Meter:
             self.record(name, metric)
 
     def settled(self) -> "Meter":
-        """With plain numbers, which can travel."""
+        """Return a copy with plain numbers in place of tensors, to be sent to other processes."""
         return Meter({name: _settled(metric) for name, metric in self.metrics.items()})
 
     def values(self) -> dict[str, float]:
@@ -101,6 +102,8 @@ def _settled(metric: Metric) -> Metric:
 
 @dataclass(frozen=True)
 class Event:
+    """Something unusual that happened, for events.jsonl."""
+
     kind: str
     message: str
     row: int | None = None

@@ -1,4 +1,4 @@
-"""The four trackers behind one shape. Each package is imported only where it is asked for.
+"""The four trackers behind one protocol. Each package is imported only when it is used.
 
 Nothing leaves the machine unless the tracker's own environment variables say so: Weights & Biases
 is offline, MLflow and Trackio keep their files in the run, and what these packages would tell
@@ -38,14 +38,14 @@ QUIET = {
 
 @runtime_checkable
 class Sink(Protocol):
-    """One run in one tracker. Given the `key` again, it goes on with that run."""
+    """One run in one tracker. Opened with the same `key`, it continues that run."""
 
     key: str
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
     def flush(self) -> None:
-        """What was logged survives this process from here on."""
+        """Make what was logged survive the end of this process."""
         ...
 
     def close(self) -> None: ...
@@ -54,7 +54,7 @@ class Sink(Protocol):
 def open_sink(
     tracker: str, name: str, folder: Path, config: Mapping[str, Any], key: str | None
 ) -> Sink:
-    """Begin a run called `name`, or go on with the one of that key."""
+    """Start a run called `name`, or continue the one of that key."""
     for variable, value in QUIET.get(tracker, {}).items():
         os.environ.setdefault(variable, value)
     try:
