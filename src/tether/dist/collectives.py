@@ -1,7 +1,7 @@
 """Collectives over all processes: sum, gather, agree. On one process each is the identity."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as torch_dist
@@ -22,7 +22,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
         return tensor
     with naming_lost_processes():
         tensor = tensor.clone()
-        torch_dist.all_reduce(tensor, group=here.mesh["data"].get_group())
+        torch_dist.all_reduce(tensor, group=here.shared_mesh["data"].get_group())
     return tensor
 
 
@@ -58,7 +58,7 @@ def gather_results(compute: Callable[[], T]) -> list[T]:
     for _, error in found:
         if error is not None:
             raise error
-    return [result for result, _ in found]
+    return [cast(T, result) for result, _ in found]
 
 
 def on_first_process(compute: Callable[[], T]) -> T:

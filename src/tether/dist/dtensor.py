@@ -5,6 +5,7 @@ by FSDP over the replicas, over rows. A plain tensor is its own shard and full t
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 import torch.distributed as torch_dist
@@ -17,7 +18,7 @@ from tether.dist.world import world
 
 def local_shard(tensor: Tensor) -> Tensor:
     """Return this process's shard, as a plain tensor over the same memory."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+    return cast(DTensor, tensor.detach()).to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
@@ -46,7 +47,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     """Gather the full tensor. Every process must call this for the same tensors in order."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    mesh, cut = world().mesh, _cut_in_layer(tensor)
+    mesh, cut = world().shared_mesh, _cut_in_layer(tensor)
     shape = _shape_in_layer(tensor.shape, cut, mesh["tensor"].size())
     rows = _join(local_shard(tensor), mesh["data"], Shard(0), shape)
     return rows if cut is None else _join(rows, mesh["tensor"], cut, tensor.shape)
@@ -57,7 +58,7 @@ def shard_like(whole: Tensor, like: Tensor) -> Tensor:
     """Return this process's shard of a full tensor, placed as `like` is. Nothing is sent."""
     if not isinstance(like, DTensor) or whole.shape != like.shape:
         return whole
-    mesh, cut = world().mesh, _cut_in_layer(like)
+    mesh, cut = world().shared_mesh, _cut_in_layer(like)
     if cut is not None:
         whole = distribute_tensor(whole, mesh["tensor"], [cut], src_data_rank=None).to_local()
     part = distribute_tensor(whole, mesh["data"], [Shard(0)], src_data_rank=None).to_local()
@@ -80,14 +81,15 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
             groups.setdefault(_cut_over(parameter), []).append(local_shard(parameter.grad))
     if groups.keys() <= {()}:
         return nn.utils.get_total_norm(groups.get((), []))
+    norms = {cut: nn.utils.get_total_norm(gradients) for cut, gradients in groups.items()}
     squares = []
-    for dimensions, gradients in groups.items():
-        norm = nn.utils.get_total_norm(gradients)
+    for dimensions, norm in norms.items():
         square = norm.double() ** 2
         for dimension in dimensions:
-            torch_dist.all_reduce(square, group=world().mesh[dimension].get_group())
+            torch_dist.all_reduce(square, group=world().shared_mesh[dimension].get_group())
         squares.append(square)
-    return torch.stack(squares).sum().sqrt().to(norm.dtype)
+    [*_, last] = norms.values()
+    return torch.stack(squares).sum().sqrt().to(last.dtype)
 
 
 def _cut_in_layer(tensor: DTensor) -> Placement | None:

@@ -6,18 +6,20 @@ the replicas, each process keeping its part of the sum.
 """
 
 import copy
+from typing import cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.dist.dtensor import full_tensor
 from tether.dist.tensor_parallel import share_layers
 from tether.dist.world import world
 
-_roots: WeakSet[nn.Module] = WeakSet()
+_roots: WeakSet[FSDPModule] = WeakSet()
 _plain: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
@@ -38,16 +40,15 @@ def shard(
         return
     plain = copy.deepcopy(root, {id(w): w for w in root.parameters()}) if keep_whole else None
     if trunk is not None:
-        share_layers(trunk)
+        share_layers(cast(PreTrainedModel, trunk))
     layers = [m for m in root.modules() if isinstance(m, GradientCheckpointingLayer)]
     for module in (*reversed(layers), root):
-        fully_shard(module, mesh=mesh["data"], reshard_after_forward=module is not root)
-        module.set_gradient_divide_factor(1.0)  # a sum, not a mean
-        module.set_force_sum_reduction_for_comms(True)
+        sharded = fully_shard(module, mesh=mesh["data"], reshard_after_forward=module is not root)
+        sharded.set_gradient_divide_factor(1.0)  # a sum, not a mean
+        sharded.set_force_sum_reduction_for_comms(True)
     if called not in (None, root):
         _call_through(root, called)
-    _set_up(root)
-    _roots.add(root)
+    _roots.add(_set_up(root))
     if plain is not None:
         _plain[root] = plain.requires_grad_(False)  # over the weights as they were before
 
@@ -77,18 +78,20 @@ def release_gathered() -> None:
 
 def _call_through(root: nn.Module, trunk: nn.Module) -> None:
     """Make a call of the trunk alone count as one of the root."""
-    root.call_trunk = trunk.forward
+    vars(root)["call_trunk"] = trunk.forward
     register_fsdp_forward_method(root, "call_trunk")
-    trunk.forward = root.call_trunk
+    trunk.forward = vars(root)["call_trunk"]
 
 
-def _set_up(root: nn.Module) -> None:
+def _set_up(root: nn.Module) -> FSDPModule:
     """Run an empty pass, in which FSDP sets itself up.
 
     So a model that does not fit is noticed before anything has run, and `release_gathered` may be
     called at any time.
     """
-    root.read_nothing = lambda: None
+    vars(root)["read_nothing"] = lambda: None
     register_fsdp_forward_method(root, "read_nothing")
-    root.read_nothing()
-    root.reset_iter_state()
+    vars(root)["read_nothing"]()
+    sharded = cast(FSDPModule, root)
+    sharded.reset_iter_state()
+    return sharded

@@ -63,12 +63,15 @@ def _what_happened(here: World, error: RuntimeError) -> Exception:
 
 def _check_in(here: World, missing: list[int], reasons: list[str]) -> None:
     """Put the ranks that did not check in into `missing`, and their reasons into `reasons`."""
+    store = here.store
+    if store is None:
+        return
     deadline = time.monotonic() + CHECK_IN_SECONDS
-    here.store.set(f"here/{here.rank}", "")
+    store.set(f"here/{here.rank}", "")
     silent = list(range(here.size))
     while silent and not reasons and time.monotonic() < deadline:
-        silent = [rank for rank in silent if not here.store.check([f"here/{rank}"])]
-        left = [f"left/{rank}" for rank in silent if here.store.check([f"left/{rank}"])]
-        reasons += [here.store.get(name).decode() for name in left]
+        silent = [rank for rank in silent if not store.check([f"here/{rank}"])]
+        left = [f"left/{rank}" for rank in silent if store.check([f"left/{rank}"])]
+        reasons += [store.get(name).decode() for name in left]
         time.sleep(0.05)
     missing[:] = silent

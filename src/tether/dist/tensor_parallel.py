@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from tether.dist.world import world
 from tether.errors import UserError
@@ -22,9 +22,9 @@ from tether.errors import UserError
 HEADS = 2  # the dimension of rows x length x heads x width in which a norm of queries is cut
 
 
-def share_layers(trunk: nn.Module) -> None:
+def share_layers(trunk: PreTrainedModel) -> None:
     """Replace each layer by this process's shard of it."""
-    mesh = world().mesh["tensor"]
+    mesh = world().shared_mesh["tensor"]
     if mesh.size() == 1:
         return
     refuse_unshareable(trunk.config, mesh.size())
@@ -58,7 +58,7 @@ def _plan(config: PretrainedConfig) -> dict[str, str]:
     return getattr(config, "base_model_tp_plan", None) or {}
 
 
-def _style(trunk: nn.Module, pattern: str, kind: str) -> ParallelStyle:
+def _style(trunk: PreTrainedModel, pattern: str, kind: str) -> ParallelStyle:
     """Return torch's style for a plan's entry; refuse one without an equivalent or a layer."""
     modules = [m for name, m in trunk.named_modules() if _matches(name, pattern)]
     if modules and all(isinstance(module, nn.Linear) for module in modules):

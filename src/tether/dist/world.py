@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as torch_dist
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
 from tether.dist.environment import launched_rank, launched_size, local_rank
@@ -26,7 +27,14 @@ class World:
     size: int = 1
     timeout: timedelta = timedelta(minutes=10)
     mesh: DeviceMesh | None = None  # data x tensor
-    store: torch_dist.Store | None = None  # for finding out which processes still answer
+    store: Store | None = None  # for finding out which processes still answer
+
+    @property
+    def shared_mesh(self) -> DeviceMesh:
+        """The mesh of several processes; asking for it on one alone is a mistake."""
+        if self.mesh is None:
+            raise RuntimeError("this process runs alone and has no mesh")
+        return self.mesh
 
     @property
     def is_first(self) -> bool:
@@ -74,7 +82,7 @@ def entered(device: str, tensor_parallel: int, timeout_seconds: float) -> Iterat
     try:
         mesh = _mesh(device, tensor_parallel, timeout)
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = torch_dist.TCPStore(address, port, is_master=False, timeout=timeout)
+        store = TCPStore(address, port, is_master=False, timeout=timeout)
         _now = World(torch_dist.get_rank(), torch_dist.get_world_size(), timeout, mesh, store)
         yield _now
     finally:
@@ -128,7 +136,7 @@ def _stay_on_loopback() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
 
 
-def _own_store(timeout: timedelta) -> torch_dist.Store | None:
+def _own_store(timeout: timedelta) -> Store | None:
     """Return a store on loopback, served by rank 0; torch's own would listen on every address.
 
     None where torchrun serves it, or the processes meet on a network.
@@ -140,7 +148,7 @@ def _own_store(timeout: timedelta) -> torch_dist.Store | None:
     first = launched_rank() == 0
     family = socket.AF_INET6 if address == "::1" else socket.AF_INET
     listener = socket.create_server((address, int(port)), family=family) if first else None
-    return torch_dist.TCPStore(
+    return TCPStore(
         address,
         int(port),
         launched_size(),

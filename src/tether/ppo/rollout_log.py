@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -65,7 +65,7 @@ def _tensor(outcome: Outcome, name: str) -> Float[Tensor, "rows response"]:
         case "rollout_log_probs":
             return outcome.rollout.rollout_log_probs
         case "new_log_probs":
-            return outcome.actor.new_log_probs
+            return cast(Tensor, outcome.actor.new_log_probs)  # None in a critic's report only
         case _:
             return getattr(outcome.experience, name)
 

@@ -42,8 +42,8 @@ METRICS: dict[str, Entry] = {
         "`rollout.max_turns` - 1: it may ask too much.",
     ),
     "tools/invalid_mean": Entry(
-        "calls per response that could not be made: unreadable marks, wrong arguments, no turn left "
-        "(only with tools)",
+        "calls per response that could not be made: unreadable marks, wrong arguments, no turn "
+        "left (only with tools)",
         "Should fall. The reasons are in `rollouts/`, under `calls`.",
     ),
     "tools/observed_tokens_mean": Entry(

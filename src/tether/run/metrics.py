@@ -4,6 +4,7 @@ They hold tensors until the end of an iteration, so that measuring never waits f
 """
 
 from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -82,7 +83,7 @@ class Meter:
     def record(self, name: str, metric: Metric) -> None:
         """Add a metric to what the name already holds."""
         known = self.metrics.get(name)
-        self.metrics[name] = metric if known is None else known.merge(metric)
+        self.metrics[name] = metric if known is None else _merged(known, metric)
 
     def merge(self, other: "Meter") -> None:
         for name, metric in other.metrics.items():
@@ -94,6 +95,13 @@ class Meter:
 
     def values(self) -> dict[str, float]:
         return {name: metric.value() for name, metric in self.metrics.items()}
+
+
+def _merged(known: Metric, metric: Metric) -> Metric:
+    """Merge two metrics of one kind; a name never changes its kind."""
+    if type(known) is not type(metric):
+        raise TypeError(f"a {type(known).__name__} and a {type(metric).__name__} do not add up")
+    return known.merge(cast(Any, metric))
 
 
 def _settled(metric: Metric) -> Metric:

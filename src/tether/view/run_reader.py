@@ -220,6 +220,7 @@ def _load_config(root: Path, path: Path) -> tuple[str, dict[str, Any], list[str]
             text = file.read(MAX_CONFIG_BYTES).decode("utf-8", "replace")
     except Unreadable as problem:
         return "", {}, [str(problem)]
+    sections: Any = None
     try:
         sections = load_yaml_fast(text)
         too_many = count_values(sections, MAX_CONFIG_VALUES) >= MAX_CONFIG_VALUES

@@ -70,9 +70,10 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             raise UserError(f"--host {host} is not an address of this machine.") from None
+        reason = os.strerror(error.errno or 0).lower()
         raise UserError(
-            f"--port {port} on {host} cannot be used: {os.strerror(error.errno).lower()}; write "
-            f"another, such as --port {port + 1 if port < 65535 else 8377}."
+            f"--port {port} on {host} cannot be used: {reason}; write another, such as "
+            f"--port {port + 1 if port < 65535 else 8377}."
         ) from None
 
 
@@ -179,6 +180,8 @@ def static_names() -> set[str]:
 def plotly_file() -> Path:
     """Return the path of plotly's JavaScript; the package itself is not imported."""
     spec = importlib.util.find_spec("plotly")
+    if spec is None or spec.origin is None:
+        raise UserError("plotly is not installed; pip install plotly.")
     return Path(spec.origin).parent / "package_data" / "plotly.min.js"
 
 

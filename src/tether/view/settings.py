@@ -26,7 +26,7 @@ from tether.view.metric_table import as_number
 KL, ADVANTAGE, UPDATE = "kl.in_reward", "advantage", "actor.update"
 # Of the two sections that every run has, the fields that a row's numbers follow from.
 FIELDS = {KL: ("coef", "estimator"), ADVANTAGE: ("estimator", "gamma", "lam")}
-UPDATES: dict[str, type[BaseModel]] = dict(zip(UPDATE_KINDS, get_args(AnyUpdate), strict=True))
+UPDATES: dict[str, type[AnyUpdate]] = dict(zip(UPDATE_KINDS, get_args(AnyUpdate), strict=True))
 LARGEST = 1e30  # float32 can compute with it
 NONE = "none"  # in a query: no such bound
 AnySection = TypeVar("AnySection", bound=BaseModel)

@@ -84,7 +84,8 @@ class TensorBoard:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self.event, self.summary = event_pb2.Event, summary_pb2.Summary
+        self.event: Any = vars(event_pb2)["Event"]  # made when the module is imported
+        self.summary: Any = vars(summary_pb2)["Summary"]
         self.key = folder.name  # every file in the folder is a part of the same run
         self.writer = EventFileWriter(str(folder))
 
@@ -104,7 +105,7 @@ class WandB:
     """Steps are a column of their own: wandb drops what comes for a step before its newest."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any], key: str | None):
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         self.key = key or uuid.uuid4().hex[:12]
         self.run = wandb.init(
@@ -130,7 +131,7 @@ class WandB:
 class Trackio:
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any], key: str | None):
         os.environ.setdefault("TRACKIO_DIR", str(folder))
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]
 
         self.key = key or f"{name}-{uuid.uuid4().hex[:6]}"
         self.run = trackio.init(
@@ -158,8 +159,8 @@ class MLflow:
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any], key: str | None):
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve() / 'mlflow.db'}")
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
         self.metric, self.client = Metric, MlflowClient()
         self.key = key or self._begin(name, config, Param)

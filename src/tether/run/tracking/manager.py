@@ -51,7 +51,8 @@ class Trackers:
         """Let the trackers send the last lines; stop those that need more than GRACE_SECONDS."""
         problems = self.ended()
         for process in self.processes.values():
-            process.stdin.close()
+            if process.stdin is not None:
+                process.stdin.close()
         deadline = time.monotonic() + GRACE_SECONDS
         for name, process in self.processes.items():
             try:
