@@ -195,7 +195,7 @@ def _control(section: str, leaf: str, own: BaseModel) -> Control:
     [kind] = [kind for kind in kinds if kind.get("type") != "null"]
     base = Control(f"{section}.{leaf}", schema.get("description", ""), value, optional=optional)
     if "enum" in kind or kind.get("type") == "boolean":
-        return replace(base, options=[str(x) for x in kind.get("enum", (True, False))])
+        return replace(base, options=kind.get("enum", ["true", "false"]))
     least = kind.get("exclusiveMinimum", kind.get("minimum", 0.0))
     usual = next((abs(x) for x in (value, schema.get("default")) if x), least + 2)
     most = kind.get("exclusiveMaximum", kind.get("maximum", math.inf))
