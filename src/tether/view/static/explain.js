@@ -4,7 +4,7 @@
 import { number, percent, setting, term } from "./text.js";
 import { t } from "./words.js";
 
-// {name, formula, sentence} a step; a step whose numbers an older run lacks is left out.
+// One {name, formula, sentence} per step; a step whose numbers an older run lacks is left out.
 export function explainToken(row, settings, at) {
   const cell = (column) => row.columns[column]?.[at] ?? null;
   const next = nextSampled(row.mask, at);

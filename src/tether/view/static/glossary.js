@@ -1,5 +1,5 @@
 // What each metric means. English comes with the run, from the glossary that the docs are made
-// of; Chinese is kept here. A metric without an entry keeps its English one.
+// of; Chinese is here. A metric without an entry is shown in English.
 
 import { spoken } from "./words.js";
 

@@ -117,14 +117,14 @@ class Journey {
     this.plot = h("div", { class: "plot", role: "img", "aria-label": t("along") });
     const options = this.columns.map((name) => [name, name]);
     const colours = select(options, this.column, (name) => this.colour(name));
-    const walk = { keydown: (event) => this.walk(event) };
+    const keys = { keydown: (event) => this.move(event) };
     const along = h("div", {}, h("h3", {}, t("along")), lineLegend(), this.plot);
     this.element = h(
       "section",
       { class: "card" },
       h("h2", {}, t("journey")),
       h("div", { class: "bar" }, labelled(t("colour_by"), colours), this.legend),
-      h("div", { class: "chips", role: "group", "aria-label": t("journey"), on: walk }, this.chips),
+      h("div", { class: "chips", role: "group", "aria-label": t("journey"), on: keys }, this.chips),
       row.mask.includes(false) ? maskedKey() : null,
       h("p", { class: "muted" }, t("token_help")),
       h("div", { class: "halves" }, this.detail, along),
@@ -164,8 +164,8 @@ class Journey {
     this.legend.replaceChildren(scale.legend(), h("p", { class: "muted" }, meaning));
   }
 
-  // One stop for the tab key, arrows within: a response may have a thousand tokens.
-  walk(event) {
+  // The tab key stops once, the arrow keys move within: a response may have a thousand tokens.
+  move(event) {
     const last = this.chips.length - 1;
     const to = { ArrowRight: this.at + 1, ArrowLeft: this.at - 1, Home: 0, End: last }[event.key];
     if (to === undefined) return;

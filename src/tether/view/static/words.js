@@ -148,7 +148,7 @@ const ENGLISH = {
   say_clip_high: "Beyond the bound ({bound}) with a positive advantage: it has risen enough, no gradient.",
   say_clip_low: "Beyond the bound ({bound}) with a negative advantage: it has fallen enough, no gradient.",
   say_clip_dual: "A bad token whose ratio exploded: the dual clip holds it.",
-  say_clip_capped: "Beyond the bound ({bound}), so it weighs no more than that; it keeps a gradient.",
+  say_clip_capped: "Beyond the bound ({bound}), so it weighs no more than that; its gradient stays.",
   say_outside: "Beyond the bound ({bound}), but pulling back towards it: the gradient counts.",
   step_objective: "Objective",
   say_corrected: "Another engine drew this token, so its loss is multiplied by the correction weight.",
