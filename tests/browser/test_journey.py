@@ -150,6 +150,24 @@ def test_what_a_tool_wrote_is_hatched_and_called_so(page, run, address):
     assert page.locator(".chip").nth(2).inner_text() == "␊"
 
 
+def test_correction_weights_are_shown_and_multiply_the_objective(page, run, address):
+    """In this row new and old log-probs are equal, so an objective is weight times advantage."""
+    page.goto(f"{address}/#/run/tools/iteration/0/row/0")
+    page.wait_for_selector("td.after")
+    [row, _] = read_jsonl(run.parent / "tools" / "rollouts" / "000000.jsonl")
+    assert "correction_weights" in page.locator(".bar select option").all_inner_texts()
+    heads = page.locator(".whatif .numbers thead tr:first-child th").all_inner_texts()
+    cells = page.locator(f".whatif .numbers tbody tr td:nth-child({2 * heads.index('objective')})")
+    shown = [float(x) for x in cells.evaluate_all("es => es.map(e => e.title)")]
+    pairs = zip(row["correction_weights"], row["policy_advantages"], strict=True)
+    expected = [
+        w * a if own else 0.0 for (w, a), own in zip(pairs, row["response_mask"], strict=True)
+    ]
+    assert shown == pytest.approx(expected, abs=1e-6)
+    page.locator(".chip").nth(1).focus()
+    assert "correction weight" in page.locator(".detail").inner_text()
+
+
 def test_a_row_of_an_older_version_shows_what_it_has(page, run, address):
     page.goto(f"{address}/#/run/tools/iteration/0/row/1")
     page.wait_for_selector(".chip")

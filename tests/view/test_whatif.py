@@ -11,7 +11,7 @@ from helpers import changed, distinct_letters, read_jsonl, table
 
 import tether
 from tether.config import UPDATE_KINDS
-from tether.run.columns import WRITTEN, Column
+from tether.run.columns import WRITTEN
 from tether.view.run_reader import Folder
 from tether.view.settings import own_settings, samples_per_prompt
 from tether.view.whatif import from_log, from_settings, stack_rows
@@ -215,13 +215,6 @@ def test_a_row_without_a_column_has_what_if_unless_it_needs_that_column(runs, tm
     else:
         assert "lacks columns" in body["note"]
         assert body["after"]["objective"] is None
-
-
-def test_a_column_added_later_says_what_older_rows_mean():
-    with pytest.raises(ValueError, match="if_absent"):
-        Column("staleness", "", "", since=2)
-    Column("staleness", "", "", since=2, if_absent=0.0)
-    Column("staleness", "", "", since=2, for_what_if=False)
 
 
 def test_the_runs_hold_what_the_comparison_is_about(runs):
