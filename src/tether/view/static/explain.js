@@ -125,7 +125,7 @@ function objective(cell, { objective_formula: formula }) {
   const corrected = has(weight);
   return {
     name: t("step_objective"),
-    formula: `${corrected ? `${number(weight)} × (${formula})` : formula} = ${number(value)}`,
+    formula: `${number(value)} = ${corrected ? `${number(weight)} × (${formula})` : formula}`,
     sentence: corrected ? t("say_corrected") : "",
   };
 }
