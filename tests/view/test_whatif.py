@@ -117,7 +117,7 @@ def update_runs(tiny_view_config, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("kind", UPDATES)
+@table("kind", UPDATES)
 def test_objectives_of_every_kind_of_update_are_the_loss_that_was_minimised(update_runs, kind):
     client = client_of(update_runs)
     metrics = read_jsonl(update_runs / kind / "metrics.jsonl")
@@ -132,7 +132,7 @@ def test_objectives_of_every_kind_of_update_are_the_loss_that_was_minimised(upda
         assert first != second, "its controller moved it"
 
 
-@pytest.mark.parametrize("kind", UPDATES)
+@table("kind", UPDATES)
 def test_every_field_of_an_update_that_its_loss_reads_can_be_changed(update_runs, kind):
     client = client_of(update_runs)
     controls = what_if(client, kind, 0)["controls"]
@@ -205,9 +205,9 @@ def without_column(runs, folder, kind: str, name: str):
     return client_of(folder)
 
 
-@pytest.mark.parametrize("name", [c.name for c in WRITTEN])
+@table("name", [c.name for c in WRITTEN])
 def test_a_row_without_a_column_has_what_if_unless_it_needs_that_column(runs, tmp_path, name):
-    client = without_column(runs, tmp_path / "runs", "corrected", name)
+    client = without_column(runs, tmp_path / name, "corrected", name)
     body = what_if(client, "corrected", next(iter(file_rows(runs, "corrected"))))
     if name in ("rollout_log_probs", "correction_weights"):
         assert body["note"] is None
