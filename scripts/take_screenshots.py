@@ -82,7 +82,15 @@ def main() -> None:
             ),
             ("rows", f"#/run/{run}/iteration/{iteration}", DESK, "en", "light", "tbody tr", None),
             ("row", token, DESK, "en", "light", ".js-plotly-plot", None),
-            ("whatif", f"{token}?beta=0.1", DESK, "en", "dark", "td.differs", ".whatif"),
+            (
+                "whatif",
+                f"{token}?kl.in_reward.coef=0.1",
+                DESK,
+                "en",
+                "dark",
+                "td.differs",
+                ".whatif",
+            ),
             ("row-zh", token, DESK, "zh", "dark", ".js-plotly-plot", None),
             ("phone", token, PHONE, "en", "light", ".js-plotly-plot", ".chips"),
         ]

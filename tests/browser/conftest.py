@@ -96,6 +96,7 @@ def make_tool_run(run: Path) -> None:
     write(run / "metrics.jsonl", [{"iteration": 0, "score/mean": 1.0}])
     tokens = ["found", " it", "\n", "so", " 5", "<|end|>"]
     with_holes = row_of(0, "what is it?", tokens, holes=True)
+    with_holes["correction_weights"] = [0.0, 2.0, 0.5, 0.0, 1.0, 1.5]
     with_holes["turns"] = [
         {"policy": False, "text": "found"},
         {"policy": True, "text": " it\n"},

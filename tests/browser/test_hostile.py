@@ -114,7 +114,7 @@ def visit(page, watch: Watch, runs: list[str], exported: bool) -> str:
 
     for text in payloads()[5:80:25]:
         go(f"#/run/{quote(text, safe='')}", "main a[href='#/']")
-        go(f"{run}/iteration/2/row/1?colour={quote(text)}&beta={quote(text)}", ".chip")
+        go(f"{run}/iteration/2/row/1?colour={quote(text)}&kl.in_reward.coef={quote(text)}", ".chip")
     page.get_by_role("button", name="中文").click()
     page.wait_for_timeout(500)
     note("in Chinese")

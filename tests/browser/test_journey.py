@@ -83,20 +83,20 @@ def test_moving_beta_moves_the_numbers_and_reset_brings_them_back(page, row):
 
     rewards_before, rewards_after = 4, 5  # token, kl twice, token_level_rewards twice
     assert after(rewards_after) == after(rewards_before)
-    page.locator(".whatif").get_by_label("beta").first.fill("0.5")
+    page.locator(".whatif").get_by_label("kl.in_reward.coef").first.fill("0.5")
     page.wait_for_selector("td.differs")
     moved = [
         r - (0.5 - row["beta"]) * kl
         for r, kl in zip(row["token_level_rewards"], row["kl"], strict=True)
     ]
     assert after(rewards_after) == pytest.approx(moved, abs=1e-6)
-    assert "beta=0.5" in page.url, "the address shows it again"
+    assert "kl.in_reward.coef=0.5" in page.url, "the address shows it again"
 
     page.get_by_role("button", name="Back to the run's settings").click()
     page.get_by_text("after equals before").wait_for()
     assert page.locator("td.differs").count() == 0
     assert after(rewards_after) == pytest.approx(row["token_level_rewards"], rel=1e-6)
-    assert "beta" not in page.url
+    assert "kl.in_reward" not in page.url
 
 
 def test_the_beta_slider_is_a_slider(page, row):
@@ -107,7 +107,7 @@ def test_the_beta_slider_is_a_slider(page, row):
 
 
 def test_a_setting_that_cannot_be_is_answered_in_words(page, row):
-    page.locator(".whatif").get_by_label("gamma").first.fill("7")
+    page.locator(".whatif").get_by_label("advantage.gamma").first.fill("7")
     page.locator(".whatif").get_by_text("gamma is '7'").wait_for()
 
 
@@ -146,8 +146,26 @@ def test_what_a_tool_wrote_is_hatched_and_called_so(page, run, address):
     painted = page.eval_on_selector_all(".chip", "es => es.map(e => e.style.length > 0)")
     assert painted == [not tool for tool in hatched], "no number of a tool's token is shown"
     page.locator(".chip").first.focus()
-    assert "not the policy's" in page.locator(".detail").inner_text()
+    assert "not written by the policy" in page.locator(".detail").inner_text()
     assert page.locator(".chip").nth(2).inner_text() == "␊"
+
+
+def test_correction_weights_are_shown_and_multiply_the_objective(page, run, address):
+    """In this row new and old log-probs are equal, so an objective is weight times advantage."""
+    page.goto(f"{address}/#/run/tools/iteration/0/row/0")
+    page.wait_for_selector("td.after")
+    [row, _] = read_jsonl(run.parent / "tools" / "rollouts" / "000000.jsonl")
+    assert "correction_weights" in page.locator(".bar select option").all_inner_texts()
+    heads = page.locator(".whatif .numbers thead tr:first-child th").all_inner_texts()
+    cells = page.locator(f".whatif .numbers tbody tr td:nth-child({2 * heads.index('objective')})")
+    shown = [float(x) for x in cells.evaluate_all("es => es.map(e => e.title)")]
+    pairs = zip(row["correction_weights"], row["policy_advantages"], strict=True)
+    expected = [
+        w * a if own else 0.0 for (w, a), own in zip(pairs, row["response_mask"], strict=True)
+    ]
+    assert shown == pytest.approx(expected, abs=1e-6)
+    page.locator(".chip").nth(1).focus()
+    assert "correction weight" in page.locator(".detail").inner_text()
 
 
 def test_a_row_of_an_older_version_shows_what_it_has(page, run, address):

@@ -64,9 +64,9 @@ def test_a_server_that_is_gone_is_missed_and_found_again(page, run, address):
     page.goto(address)
     wait_until(page, f"({POINTS}) === {ITERATIONS}")
     page.route("**/api/**", lambda route: route.abort())
-    page.get_by_text("The server is gone").wait_for()
+    page.get_by_text("The server does not answer").wait_for()
     page.unroute("**/api/**")
-    page.get_by_text("The server is gone").wait_for(state="detached")
+    page.get_by_text("The server does not answer").wait_for(state="detached")
 
 
 def test_a_damaged_line_is_named_and_the_rest_is_drawn(page, run, address):

@@ -23,7 +23,7 @@ def test_every_call_stands_with_what_was_asked_and_answered_or_its_error(page, a
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     )
     assert rows == [
-        ["turn", "tool", "asked", "answered"],
+        ["turn", "tool", "arguments", "result"],
         ["0", "search", "what", "found (cut)"],
         ["1", "search", "what", "Error: no answer"],
     ]

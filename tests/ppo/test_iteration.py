@@ -10,7 +10,7 @@ from helpers import distinct_letters, response, slow_log_probs, table
 from tether.ppo import iteration as iteration_module
 from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Controls
-from tether.ppo.rollout_log import kept_rows, rollout_rows
+from tether.ppo.rollout_log import logged_rows, rollout_rows
 from tether.rewards.scorers import InProcessScorer
 
 BETA = 0.3
@@ -297,7 +297,7 @@ def test_a_missing_pad_token_or_one_that_is_the_eos_changes_nothing(build):
     ],
 )
 def test_rows_kept_of_a_rollout_are_whole_groups_evenly_spaced(rows, samples, max_rows, kept):
-    assert kept_rows(rows, samples, max_rows) == kept
+    assert logged_rows(rows, samples, max_rows) == kept
 
 
 def test_a_scorer_that_is_called_sees_prompt_response_and_columns(build):

@@ -496,7 +496,7 @@ def test_wandb_is_offline_unless_the_user_says_otherwise(
 
 @pytest.mark.parametrize(
     ("tracker", "sentence"),
-    [("tensorbord", "'tensorbord' is no tracker"), ("../x", "'../x' is no tracker")],
+    [("tensorbord", "'tensorbord' is not a tracker"), ("../x", "'../x' is not a tracker")],
 )
 def test_an_unknown_tracker_is_refused_in_one_sentence(recorded, tracker, sentence):
     refused = track(recorded, tracker)
@@ -509,7 +509,7 @@ def test_an_unknown_tracker_is_refused_in_one_sentence(recorded, tracker, senten
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
     refused = track(tmp_path, "tensorboard")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == f"tether: {tmp_path} is no run: there is no config.yaml in it.\n"
+    assert refused.stderr == f"tether: {tmp_path} is not a run: there is no config.yaml in it.\n"
 
 
 def test_a_damaged_line_is_named(recorded):

@@ -70,5 +70,5 @@ def test_a_run_without_a_checkpoint_says_so(writer):
 def test_a_line_that_is_no_object_is_named(writer, damage):
     path = writer.directory / "metrics.jsonl"
     path.write_bytes(b'{"iteration": 0}\n' + damage)
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is no JSON object"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is not a JSON object"):
         read_lines(path)

@@ -1,14 +1,19 @@
 """Real tiny runs, made once, and a client that speaks to the page as its own browser would."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from helpers import changed, distinct_letters
 from starlette.testclient import TestClient
 
 import tether
+from tether.rollout.local import LocalSampler
+from tether.types import Rollout
 from tether.view.run_reader import Folder
 from tether.view.server import make_app
 
@@ -37,14 +42,31 @@ KINDS = {
     "remax": {"advantage": {"estimator": "remax", "gamma": 0.9}},
     "reinforce_plus_plus": {"advantage__estimator": "reinforce_plus_plus"},
     "opo": {"advantage__estimator": "opo", "reward__max_failed_share": 1.0},
+    "corrected": {
+        "rollout__correction": {"kind": "token", "cap": 1.25},
+        "actor__aggregation": "seq_mean_token_mean",
+        "actor__epochs": 1,
+    },
 }
 
 
+class Off(LocalSampler):
+    """A sampler whose log-probs differ from the trainer's: by ln 1.5 and -ln 1.25 in turn."""
+
+    def run(self, episodes, choice, *rest) -> Rollout:
+        rollout = super().run(episodes, choice, *rest)
+        if choice.purpose == "self-check":  # which stops a run whose sampler is off
+            return rollout
+        off = torch.zeros_like(rollout.rollout_log_probs)
+        off[:, ::2], off[:, 1::2] = math.log(1.5), -math.log(1.25)
+        off = torch.where(rollout.response_mask, off, 0.0)
+        return replace(rollout, rollout_log_probs=rollout.rollout_log_probs - off)
+
+
 @pytest.fixture(scope="session")
-def runs(tiny_model_dir, tiny_data, tmp_path_factory) -> Path:
-    """A folder with one run of each kind, two iterations long."""
-    folder = tmp_path_factory.mktemp("view") / "runs"
-    base = {
+def tiny_view_config(tiny_model_dir, tiny_data) -> dict:
+    """Two iterations of 18 rows, all of them written; a run adds its directory."""
+    return {
         "threads": 1,
         "run": {"rollouts_every": 1},
         "model": {"actor": tiny_model_dir},
@@ -55,10 +77,19 @@ def runs(tiny_model_dir, tiny_data, tmp_path_factory) -> Path:
         "actor": {"lr": 3e-3, "epochs": 2, "minibatch_rows": 6},
         "train": {"iterations": 2},
     }
+
+
+@pytest.fixture(scope="session")
+def runs(tiny_view_config, tmp_path_factory) -> Path:
+    """A folder with one run of each kind, two iterations long."""
+    folder = tmp_path_factory.mktemp("view") / "runs"
     for name, changes in KINDS.items():
-        config = changed(base, **changes, run__dir=str(folder / name))
+        config = changed(tiny_view_config, **changes, run__dir=str(folder / name))
         reward = sometimes if name == "opo" else distinct_letters
-        tether.train(config, reward=reward)
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "corrected":
+                patch.setattr("tether.ppo.roles.LocalSampler", Off)
+            tether.train(config, reward=reward)
     return folder
 
 

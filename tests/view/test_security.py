@@ -172,7 +172,7 @@ def test_a_link_that_stays_inside_is_followed(tmp_path):
 def test_a_pipe_in_place_of_a_file_does_not_hang_the_page(made, ask):
     (made.directory / "metrics.jsonl").unlink()
     os.mkfifo(made.directory / "metrics.jsonl")
-    assert "metrics.jsonl is no ordinary file." in ask()["problems"]
+    assert "metrics.jsonl is not a regular file." in ask()["problems"]
 
 
 HOSTS = [
@@ -250,7 +250,7 @@ HEADERS = {
     [
         ("/", "GET", "127.0.0.1"),
         ("/api/runs", "GET", "127.0.0.1"),
-        ("/api/runs/good/rollouts/0/0/whatif?beta=x", "GET", "127.0.0.1"),
+        ("/api/runs/good/rollouts/0/0/whatif?kl.in_reward.coef=x", "GET", "127.0.0.1"),
         ("/plotly.min.js", "HEAD", "127.0.0.1"),
         ("/nothing", "GET", "127.0.0.1"),
         ("/api/runs", "POST", "127.0.0.1"),

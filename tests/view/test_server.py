@@ -161,7 +161,7 @@ def test_a_damaged_line_is_named_and_the_rest_is_shown(made, ask, line):
     made.iterate(5)
     body = ask(f"/series?{SCORE}")
     assert body["iteration"] == [0, 1, 2, 3, 4, 5]
-    assert body["problems"] == ["metrics.jsonl, line 6 is no JSON object."]
+    assert body["problems"] == ["metrics.jsonl, line 6 is not a JSON object."]
 
 
 def test_numbers_that_are_no_numbers_become_null(made, ask):
@@ -324,7 +324,7 @@ def test_a_row_of_an_older_version_shows_what_it_has(made, ask):
     assert body["columns"]["values"] is None
     assert body["columns"]["objective"] is None
     assert body["clip"] == ["", ""]
-    assert "lacks columns" in ask("/rollouts/0/4/whatif?beta=1")["note"]
+    assert "lacks columns" in ask("/rollouts/0/4/whatif?kl.in_reward.coef=1")["note"]
 
 
 SPOILT = [
@@ -357,7 +357,7 @@ def test_a_spoilt_row_takes_nothing_else_down(runs, tmp_path, spoilt):
     assert len(body["problems"]) == 1
     for line in body["rows"]:
         path = f"/api/runs/gae/rollouts/1/{line['row']}"
-        for tail in ("", "/whatif", "/whatif?estimator=grpo&beta=1"):
+        for tail in ("", "/whatif", "/whatif?advantage.estimator=grpo&kl.in_reward.coef=1"):
             answer = client.get(path + tail)
             assert answer.status_code == (404 if line["row"] < 0 else 200)
             json.dumps(answer.json(), allow_nan=False)

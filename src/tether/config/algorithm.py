@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -164,6 +164,9 @@ class UpdateSection(Section):
     The loss itself is in the table of `algo/losses.py`, under the same kind.
     """
 
+    # Fields that the loss of a token does not read: the page's what-if offers all others.
+    beside_the_loss: ClassVar[tuple[str, ...]] = ()
+
     @property
     def formula(self) -> str:
         """The objective per token, with this section's numbers: r is the ratio new/old, A the
@@ -208,6 +211,8 @@ class ClipUpdate(UpdateSection):
 class PenaltyUpdate(UpdateSection):
     """PPO-Penalty: the KL from the old to the new policy, times a coefficient, in the loss."""
 
+    beside_the_loss = ("estimator", "controller", "target")
+
     kind: Literal["penalty"]
     """PPO-Penalty"""
     coef: PositiveFloat = 1.0
@@ -230,6 +235,8 @@ class PenaltyUpdate(UpdateSection):
 
 class TrpoUpdate(UpdateSection):
     """TRPO: one natural-gradient step on all rows, no longer than a KL of `max_kl`."""
+
+    beside_the_loss = ("max_kl", "cg_iterations", "damping", "backtracks", "backtrack_ratio")
 
     kind: Literal["trpo"]
     """trust region with a hard constraint"""

@@ -1,7 +1,7 @@
-"""What the processes do together: add up, gather, agree. Alone, each of these is the identity."""
+"""Collectives over all processes: sum, gather, agree. On one process each is the identity."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as torch_dist
@@ -16,33 +16,33 @@ T = TypeVar("T")
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """The sum over all replicas of a tensor that each has a part of."""
+    """Return the sum of a tensor over all replicas."""
     here = world()
     if here.replicas == 1:
         return tensor
     with naming_lost_processes():
         tensor = tensor.clone()
-        torch_dist.all_reduce(tensor, group=here.mesh["data"].get_group())
+        torch_dist.all_reduce(tensor, group=here.shared_mesh["data"].get_group())
     return tensor
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Every replica's gradients become their sum; FSDP has done so for those that it shards."""
+    """Sum gradients over all replicas in place; FSDP has done so for those that it shards."""
     here = world()
     if here.replicas == 1:
         return
-    whole = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in whole]
+    plain = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain]
     if not gradients:
         return
     flat = all_reduce_sum(torch.cat([gradient.reshape(-1) for gradient in gradients]))
     pieces = flat.split([gradient.numel() for gradient in gradients])
-    for parameter, piece in zip(whole, pieces, strict=True):
+    for parameter, piece in zip(plain, pieces, strict=True):
         parameter.grad = piece.view_as(parameter)
 
 
 def gather(mine: T) -> list[T]:
-    """Everyone's, in the order of the processes."""
+    """Return every process's value, in the order of ranks."""
     here = world()
     if here.size == 1:
         return [mine]
@@ -51,18 +51,18 @@ def gather(mine: T) -> list[T]:
 
 
 def gather_results(compute: Callable[[], T]) -> list[T]:
-    """What each process computes, for all; if one fails, all fail with its error."""
+    """Return what each process computes; if one fails, all raise its error."""
     if world().size == 1:
         return [compute()]
     found = gather(_attempt(compute))
     for _, error in found:
         if error is not None:
             raise error
-    return [result for result, _ in found]
+    return [cast(T, result) for result, _ in found]
 
 
 def on_first_process(compute: Callable[[], T]) -> T:
-    """What the first process computes, for all; if it fails, all fail with its error."""
+    """Return what rank 0 computes, on every process; if it fails, all raise its error."""
     here = world()
     if here.size == 1:
         return compute()
@@ -75,7 +75,7 @@ def on_first_process(compute: Callable[[], T]) -> T:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether it is so for one process at least."""
+    """Return whether the flag is set on any process."""
     return any(gather(flag))
 
 
@@ -92,7 +92,7 @@ def _gather_bytes(mine: bytes, size: int) -> list[bytes]:
 
 
 def _broadcast_bytes(said: bytes) -> bytes:
-    """What the first process says; what others give is not looked at."""
+    """Return the bytes of rank 0; those of the other processes are ignored."""
     length = torch.tensor([len(said)])
     torch_dist.broadcast(length, src=0)
     content = torch.zeros(int(length), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""FSDP2: every process keeps a part of every weight, and gathers a layer's while it is read.
+"""FSDP2: every process holds a shard of every weight, and gathers a layer's for its pass.
 
 What lies outside the layers (embedding, last norm, heads) is gathered when the trunk is called and
 stays until the backward pass is over, as heads read it after the trunk. Gradients are added up over
@@ -6,18 +6,20 @@ the replicas, each process keeping its part of the sum.
 """
 
 import copy
+from typing import cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.dist.dtensor import full_tensor
 from tether.dist.tensor_parallel import share_layers
 from tether.dist.world import world
 
-_roots: WeakSet[nn.Module] = WeakSet()
+_roots: WeakSet[FSDPModule] = WeakSet()
 _plain: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
@@ -27,35 +29,36 @@ def shard(
     called: nn.Module | None = None,
     keep_whole: bool = False,
 ) -> None:
-    """Spread the weights of `root`; on one process nothing happens.
+    """Shard the weights of `root`; on one process do nothing.
 
     `trunk` has the layers. `called` is what is called for a pass, the root if nothing else: where
-    it is the trunk, whoever calls it may read other weights of the root afterwards. With
-    `keep_whole` there is a plain model beside it, for `whole` to bring up to date.
+    it is the trunk, its caller may read other weights of the root afterwards. With `keep_whole`
+    there is a plain model beside it, which `unsharded_model` brings up to date.
     """
     mesh = world().mesh
     if mesh is None:
         return
     plain = copy.deepcopy(root, {id(w): w for w in root.parameters()}) if keep_whole else None
     if trunk is not None:
-        share_layers(trunk)
+        share_layers(cast(PreTrainedModel, trunk))
     layers = [m for m in root.modules() if isinstance(m, GradientCheckpointingLayer)]
     for module in (*reversed(layers), root):
-        fully_shard(module, mesh=mesh["data"], reshard_after_forward=module is not root)
-        module.set_gradient_divide_factor(1.0)  # a sum, no mean
-        module.set_force_sum_reduction_for_comms(True)
+        sharded = fully_shard(module, mesh=mesh["data"], reshard_after_forward=module is not root)
+        sharded.set_gradient_divide_factor(1.0)  # a sum, not a mean
+        sharded.set_force_sum_reduction_for_comms(True)
     if called not in (None, root):
         _call_through(root, called)
-    _set_up(root)
-    _roots.add(root)
+    _roots.add(_set_up(root))
     if plain is not None:
         _plain[root] = plain.requires_grad_(False)  # over the weights as they were before
 
 
 @torch.no_grad()
 def unsharded_model(model: nn.Module) -> nn.Module:
-    """The model with whole weights as they are now; one that is not spread is that itself. Every
-    process must ask for it."""
+    """Return a plain model with the full weights of now; a model that is not sharded is itself.
+
+    Every process must call this.
+    """
     plain = _plain.get(model)
     if plain is None:
         return model
@@ -68,22 +71,27 @@ def unsharded_model(model: nn.Module) -> nn.Module:
 
 
 def release_gathered() -> None:
-    """Drop what a pass without gradients has gathered and left: no backward pass will."""
+    """Free what a pass without gradients has gathered: no backward pass will."""
     for root in _roots:
         root.reset_iter_state()
 
 
 def _call_through(root: nn.Module, trunk: nn.Module) -> None:
-    """A call of the trunk alone counts as one of the root."""
-    root.call_trunk = trunk.forward
+    """Make a call of the trunk alone count as one of the root."""
+    vars(root)["call_trunk"] = trunk.forward
     register_fsdp_forward_method(root, "call_trunk")
-    trunk.forward = root.call_trunk
+    trunk.forward = vars(root)["call_trunk"]
 
 
-def _set_up(root: nn.Module) -> None:
-    """FSDP sets itself up in the first pass; here it is one over nothing, so what does not fit shows
-    before anything has run, and `release_gathered` may be called at any time."""
-    root.read_nothing = lambda: None
+def _set_up(root: nn.Module) -> FSDPModule:
+    """Run an empty pass, in which FSDP sets itself up.
+
+    So a model that does not fit is noticed before anything has run, and `release_gathered` may be
+    called at any time.
+    """
+    vars(root)["read_nothing"] = lambda: None
     register_fsdp_forward_method(root, "read_nothing")
-    root.read_nothing()
-    root.reset_iter_state()
+    vars(root)["read_nothing"]()
+    sharded = cast(FSDPModule, root)
+    sharded.reset_iter_state()
+    return sharded

@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP: what is only being sampled or scored is dropped, what moves weights
-or writes files is finished; then the state is saved. A second signal ends at once.
+"""Handle Ctrl-C, SIGTERM and SIGHUP: drop sampling or scoring under way, finish an update or a
+write, then save the state. A second signal ends at once.
 
 Where several processes run the loop, they agree on a signal between two pieces of work, and none
-is dropped: the others would wait for who has left.
+is dropped: the others would wait for a process that has left.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ ECHO_SECONDS = 2.0
 
 
 class Dropped(BaseException):
-    """The work under way was given up for a signal; nothing of it has been kept or written."""
+    """The work under way was dropped for a signal; nothing of it has been saved or written."""
 
 
 class Interrupt:
-    """While entered, remembers the first signal in `signal` instead of dying of it."""
+    """Context manager that records the first signal in `signal` instead of ending the process."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -48,7 +48,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def droppable(self) -> Iterator[None]:
-        """A signal inside raises Dropped, unless `hold` was called since."""
+        """Let a signal inside raise Dropped, until `hold` is called."""
         self.agree()
         if self.signal is not None:
             raise Dropped
@@ -59,12 +59,13 @@ class Interrupt:
             self._may_drop = False
 
     def hold(self) -> None:
-        """From here on the work under way is finished."""
+        """Finish the work under way: from here on a signal no longer drops it."""
         self._may_drop = False
 
     def agree(self) -> None:
-        """What one process was sent, all have heard."""
-        heard = [number for number in gather(self.signal or forwarding_signals()) if number is not None]
+        """Make a signal that one process received known to all."""
+        sent = gather(self.signal or forwarding_signals())
+        heard = [number for number in sent if number is not None]
         self.signal = heard[0] if heard else None
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
@@ -79,12 +80,12 @@ class Interrupt:
             raise Dropped
 
     def _leave_terminal(self) -> None:
-        """The terminal is gone: a line written to it would fail, and the state be lost for it."""
+        """Write to /dev/null from now on: a line to a closed terminal would fail the save."""
         for number in self._terminals:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, number)
             os.close(nowhere)
 
     def _is_echo(self) -> bool:
-        """A launcher passes on what the terminal has sent to its processes already."""
+        """Return whether a launcher passed on a signal that the terminal had sent to all."""
         return world().size > 1 and time.monotonic() - self._heard < ECHO_SECONDS

@@ -1,5 +1,5 @@
-"""Who still answers, when some do not: by a roll beside the groups that failed, which each that
-waited signs, and where whoever leaves early says why."""
+"""Explain a failed collective: every surviving process checks in to a shared `TCPStore`, and those
+that do not are named in the error. A process that ends early leaves its reason there."""
 
 import threading
 import time
@@ -11,12 +11,12 @@ import torch.distributed as torch_dist
 from tether.dist.world import World, world
 from tether.errors import OthersLost, RunStopped, UserError, one_line
 
-ROLL_CALL_SECONDS = 5.0
+CHECK_IN_SECONDS = 5.0
 
 
 @contextmanager
 def naming_lost_processes() -> Iterator[None]:
-    """Who keeps the others waiting too long, or is gone, is named by each that is left."""
+    """Turn a failed collective into an error that names the processes that did not answer."""
     try:
         yield
     except RuntimeError as error:
@@ -27,16 +27,16 @@ def naming_lost_processes() -> Iterator[None]:
 
 @contextmanager
 def reporting_exit_reason() -> Iterator[None]:
-    """A process that ends for a reason of its own leaves it to the others."""
+    """Leave the reason why this process ends where the others can find it."""
     try:
         yield
     except OthersLost:
         raise
     except (UserError, RunStopped) as error:
         here = world()
-        if here.roll is not None:
+        if here.store is not None:
             kind = "user" if isinstance(error, UserError) else "run"
-            here.roll.set(f"left/{here.rank}", f"{kind} {error}")
+            here.store.set(f"left/{here.rank}", f"{kind} {error}")
         raise
 
 
@@ -45,10 +45,10 @@ def _is_of_a_collective(error: RuntimeError) -> bool:
 
 
 def _what_happened(here: World, error: RuntimeError) -> Exception:
-    missing, reasons = [0], []  # the first keeps the roll, and may not answer at all
-    caller = threading.Thread(target=_call, args=(here, missing, reasons), daemon=True)
-    caller.start()
-    caller.join(2 * ROLL_CALL_SECONDS)
+    missing, reasons = [0], []  # rank 0 serves the store, and may not answer at all
+    check = threading.Thread(target=_check_in, args=(here, missing, reasons), daemon=True)
+    check.start()
+    check.join(2 * CHECK_IN_SECONDS)
     if reasons:
         kind, _, reason = reasons[0].partition(" ")
         return (UserError if kind == "user" else RunStopped)(reason)
@@ -61,14 +61,17 @@ def _what_happened(here: World, error: RuntimeError) -> Exception:
     )
 
 
-def _call(here: World, missing: list[int], reasons: list[str]) -> None:
-    """Leaves in `missing` who did not sign, and in `reasons` why, where they said so."""
-    deadline = time.monotonic() + ROLL_CALL_SECONDS
-    here.roll.set(f"here/{here.rank}", "")
+def _check_in(here: World, missing: list[int], reasons: list[str]) -> None:
+    """Put the ranks that did not check in into `missing`, and their reasons into `reasons`."""
+    store = here.store
+    if store is None:
+        return
+    deadline = time.monotonic() + CHECK_IN_SECONDS
+    store.set(f"here/{here.rank}", "")
     silent = list(range(here.size))
     while silent and not reasons and time.monotonic() < deadline:
-        silent = [rank for rank in silent if not here.roll.check([f"here/{rank}"])]
-        left = [f"left/{rank}" for rank in silent if here.roll.check([f"left/{rank}"])]
-        reasons += [here.roll.get(name).decode() for name in left]
+        silent = [rank for rank in silent if not store.check([f"here/{rank}"])]
+        left = [f"left/{rank}" for rank in silent if store.check([f"left/{rank}"])]
+        reasons += [store.get(name).decode() for name in left]
         time.sleep(0.05)
     missing[:] = silent

@@ -1,4 +1,4 @@
-"""Layers shared by several processes: torch's tensor parallelism after transformers' own plans.
+"""Tensor parallelism: torch's, by the plans of transformers.
 
 Each process has some of the heads and some of the inner units of every layer; their outputs are
 added up at the end of each. Embeddings, norms and the output head are whole on all of them.
@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from tether.dist.world import world
 from tether.errors import UserError
@@ -22,9 +22,9 @@ from tether.errors import UserError
 HEADS = 2  # the dimension of rows x length x heads x width in which a norm of queries is cut
 
 
-def share_layers(trunk: nn.Module) -> None:
-    """Keep of each layer only what this process computes of it."""
-    mesh = world().mesh["tensor"]
+def share_layers(trunk: PreTrainedModel) -> None:
+    """Replace each layer by this process's shard of it."""
+    mesh = world().shared_mesh["tensor"]
     if mesh.size() == 1:
         return
     refuse_unshareable(trunk.config, mesh.size())
@@ -36,7 +36,7 @@ def share_layers(trunk: nn.Module) -> None:
 
 
 def refuse_unshareable(config: PretrainedConfig, size: int) -> None:
-    """A model whose layers so many processes cannot share, as far as its config tells."""
+    """Refuse a model whose layers cannot be split so many ways, as far as its config tells."""
     field, model = f"launch.tensor_parallel = {size}", f"a {config.model_type} model"
     if not _plan(config):
         raise UserError(
@@ -58,8 +58,8 @@ def _plan(config: PretrainedConfig) -> dict[str, str]:
     return getattr(config, "base_model_tp_plan", None) or {}
 
 
-def _style(trunk: nn.Module, pattern: str, kind: str) -> ParallelStyle:
-    """What torch calls it; one that it has no name for, or no layer, is refused."""
+def _style(trunk: PreTrainedModel, pattern: str, kind: str) -> ParallelStyle:
+    """Return torch's style for a plan's entry; refuse one without an equivalent or a layer."""
     modules = [m for name, m in trunk.named_modules() if _matches(name, pattern)]
     if modules and all(isinstance(module, nn.Linear) for module in modules):
         match kind:

@@ -1,5 +1,5 @@
-"""Objects as JSON between the processes of a run. Nothing is ever unpickled: whoever could reach
-the sockets of a run could otherwise have its processes run code.
+"""Send objects as JSON between the processes of a run. Nothing is ever unpickled: a program that
+can reach the sockets of a run could otherwise make its processes run code.
 
 Plain values, lists, tuples, dicts, sets, paths, signals, tensors, exceptions, and the dataclasses
 and named tuples of tether itself can be sent. A float comes back with the same bits.
@@ -21,10 +21,12 @@ KIND = "!"  # marks what JSON has no word for
 
 
 def pack(value: Any) -> bytes:
+    """Return the bytes of a value."""
     return json.dumps(_plain(value)).encode()
 
 
 def unpack(content: bytes) -> Any:
+    """Return the value of `pack`'s bytes."""
     return _restored(json.loads(content))
 
 
@@ -63,7 +65,7 @@ def _plain_tensor(value: Tensor) -> dict[str, Any]:
 
 
 def _plain_error(error: BaseException) -> dict[str, Any]:
-    """One of Python's or of tether's own; of any other kind only what it says."""
+    """Return an exception of Python or tether as it is, of any other kind only its message."""
     where = type(error).__module__
     if where != "builtins" and not where.startswith("tether."):
         error = RuntimeError(f"{type(error).__name__}: {error}")
@@ -110,7 +112,7 @@ def _restored(value: Any) -> Any:
 
 
 def _find_class(value: dict[str, Any], base: type) -> type:
-    """A class of tether, or an exception of Python's; anything else is refused."""
+    """Return a class of tether or an exception of Python; refuse anything else."""
     where = value["module"]
     if not where.startswith("tether.") and not (where == "builtins" and base is Exception):
         raise ValueError(f"{where} is not a module whose objects are sent")

@@ -1,4 +1,4 @@
-"""Who else runs this loop: nobody, or the processes that torchrun or Ray started."""
+"""This process among those that torchrun or Ray started; alone without them."""
 
 import errno
 import os
@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as torch_dist
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
 from tether.dist.environment import launched_rank, launched_size, local_rank
@@ -20,16 +21,24 @@ LOOPBACK_INTERFACE = "lo"
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others."""
+    """This process's rank, and what it shares with the others."""
 
     rank: int = 0
     size: int = 1
     timeout: timedelta = timedelta(minutes=10)
     mesh: DeviceMesh | None = None  # data x tensor
-    roll: torch_dist.Store | None = None  # only for asking who still answers
+    store: Store | None = None  # for finding out which processes still answer
+
+    @property
+    def shared_mesh(self) -> DeviceMesh:
+        """The mesh of several processes; asking for it on one alone is a mistake."""
+        if self.mesh is None:
+            raise RuntimeError("this process runs alone and has no mesh")
+        return self.mesh
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     @property
@@ -39,6 +48,7 @@ class World:
 
     @property
     def replica(self) -> int:
+        """Which of the replicas this process belongs to."""
         return self.rank if self.mesh is None else self.mesh["data"].get_local_rank()
 
 
@@ -47,11 +57,12 @@ _now = ALONE
 
 
 def world() -> World:
+    """Return this process's place among the others."""
     return _now
 
 
 def local_device(kind: str) -> torch.device:
-    """This process's own device of a kind: processes of a machine share its GPUs out."""
+    """Return this process's own device of a kind: each process of a machine has its own GPU."""
     if kind != "cuda":
         return torch.device(kind)
     return torch.device("cuda", local_rank())
@@ -59,7 +70,7 @@ def local_device(kind: str) -> torch.device:
 
 @contextmanager
 def entered(device: str, tensor_parallel: int, timeout_seconds: float) -> Iterator[World]:
-    """As one of the processes that a launcher started; alone, this does nothing."""
+    """Join the processes that a launcher started; alone, do nothing."""
     global _now
     if launched_size() == 1:
         yield ALONE
@@ -71,8 +82,8 @@ def entered(device: str, tensor_parallel: int, timeout_seconds: float) -> Iterat
     try:
         mesh = _mesh(device, tensor_parallel, timeout)
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        roll = torch_dist.TCPStore(address, port, is_master=False, timeout=timeout)
-        _now = World(torch_dist.get_rank(), torch_dist.get_world_size(), timeout, mesh, roll)
+        store = TCPStore(address, port, is_master=False, timeout=timeout)
+        _now = World(torch_dist.get_rank(), torch_dist.get_world_size(), timeout, mesh, store)
         yield _now
     finally:
         _now = ALONE
@@ -81,8 +92,8 @@ def entered(device: str, tensor_parallel: int, timeout_seconds: float) -> Iterat
 
 
 def _begin(device: str, timeout: timedelta) -> None:
-    """Meet the others at MASTER_ADDR:MASTER_PORT."""
-    # Objects travel between CPUs whatever the tensors do.
+    """Initialise the process group at MASTER_ADDR:MASTER_PORT."""
+    # Objects are sent between CPUs, also where tensors are on GPUs.
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
     try:
@@ -114,20 +125,22 @@ def _begin(device: str, timeout: timedelta) -> None:
 
 
 def _is_one_machine() -> bool:
-    """As torchrun says it, or by where the processes are told to meet."""
+    """Return whether all processes are on this machine: torchrun says so, or the address does."""
     local = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     return local or os.environ.get("MASTER_ADDR", "") in LOOPBACK
 
 
 def _stay_on_loopback() -> None:
-    """Let gloo listen on the loopback interface alone: it asks nobody who they are."""
+    """Make gloo listen on the loopback interface only: it authenticates no one."""
     if LOOPBACK_INTERFACE in (name for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
 
 
-def _own_store(timeout: timedelta) -> torch_dist.Store | None:
-    """A store on loopback, where rank 0 serves it; torch's own would listen on every address.
-    None where torchrun serves it, or the processes meet on a network."""
+def _own_store(timeout: timedelta) -> Store | None:
+    """Return a store on loopback, served by rank 0; torch's own would listen on every address.
+
+    None where torchrun serves it, or the processes meet on a network.
+    """
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if by_torchrun or address not in LOOPBACK or not port.isdecimal():
@@ -135,7 +148,7 @@ def _own_store(timeout: timedelta) -> torch_dist.Store | None:
     first = launched_rank() == 0
     family = socket.AF_INET6 if address == "::1" else socket.AF_INET
     listener = socket.create_server((address, int(port)), family=family) if first else None
-    return torch_dist.TCPStore(
+    return TCPStore(
         address,
         int(port),
         launched_size(),
@@ -147,8 +160,10 @@ def _own_store(timeout: timedelta) -> torch_dist.Store | None:
 
 
 def _mesh(device: str, tensor_parallel: int, timeout: timedelta) -> DeviceMesh:
-    """data x tensor, neighbours in one copy of a model. The groups of a mesh that torch makes
-    would wait for half an hour."""
+    """Make the mesh data x tensor; neighbouring ranks share one copy of a model.
+
+    The groups of a mesh that torch makes would wait for half an hour.
+    """
     ranks = torch.arange(torch_dist.get_world_size()).view(-1, tensor_parallel)
     groups = []
     for rows in (ranks.T, ranks):

@@ -62,6 +62,7 @@ from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
 from tether.ppo.updates.actor import actor_objective, loss_inputs
 from tether.rewards.functions import Reward
+from tether.run.columns import WRITTEN
 from tether.run.directory import SCHEMA
 from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.run.writer import shortest_floats
@@ -96,22 +97,6 @@ def find_notes(record: Mapping[str, Any], subject: Subject) -> list[str]:
 
 
 SEED = 1  # apart from the usual 0, whose draws belong to training
-
-PER_TOKEN = (
-    "response_ids",
-    "response_tokens",
-    "response_mask",
-    "rollout_log_probs",
-    "old_log_probs",
-    "ref_log_probs",
-    "kl",
-    "values",
-    "token_level_scores",
-    "token_level_rewards",
-    "advantages",
-    "returns",
-    "policy_advantages",
-)
 
 
 def trace_prompt(
@@ -249,7 +234,9 @@ def _row(outcome: Outcome, roles: Roles, config: Config, given: bool) -> dict[st
     e = outcome.experience
     rows = rollout_rows(outcome, roles.vocabulary, config)
     row = rows[0]
-    tokens = {name: row[name] for name in PER_TOKEN}
+    tokens = {name: row[name] for name in ("response_ids", "response_tokens", "response_mask")}
+    # new_log_probs are those of `before`; of what is written only at times, what is there.
+    tokens |= {c.name: row[c.name] for c in WRITTEN if c.name in row and c.name != "new_log_probs"}
     if given:
         tokens["rollout_log_probs"] = None
     # GAE with lambda 0 is the one-step error, delta.

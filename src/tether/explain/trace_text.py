@@ -99,7 +99,7 @@ def tell_after(record: Mapping[str, Any], speak: Say, explain: bool) -> Section:
 
 
 def _what_term(clips: bool) -> str:
-    return "what_term" if clips else "what_other_term"
+    return "what_term" if clips else "what_objective"
 
 
 def _step(record: Mapping[str, Any], speak: Say) -> str:

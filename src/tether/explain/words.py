@@ -10,6 +10,7 @@ Chinese terms: token, nat, 比特, Actor, Critic, 参考模型; tests/test_chine
 from typing import Literal
 
 from tether.explain.example_words import EXAMPLE_WORDS
+from tether.run.columns import COLUMNS
 
 Language = Literal["en", "zh"]
 
@@ -94,54 +95,23 @@ WORDS: dict[str, tuple[str, str]] = {
     "at_token": (" (numbers of {token}): ", "（{token} 处的数）："),
     "colon": (": ", "："),
     "more_terms": ("{count} more terms", "另有 {count} 项"),
-    # What a number is, short enough for a twelve-year-old.
+    # What a number is, short enough for a twelve-year-old; those of columns are in run/columns.py.
     "what_prompt_ids": (
         "the question, cut into numbered pieces",
         "问题切成小块，每块一个编号",
     ),
     "what_response_ids": ("the answer, in the same pieces", "回答，也是这样的小块"),
     "what_response_mask": ("1 = the model chose this piece", "1 表示这一块是模型自己选的"),
-    "what_rollout_log_probs": (
-        "how sure it was: 0 is certain, −5 a long shot",
-        "选它时有多大把握：0 是肯定，−5 是碰运气",
-    ),
-    "what_old_log_probs": (
-        "how sure it was, read again before learning",
-        "学习之前再读一遍，有多大把握",
-    ),
-    "what_ref_log_probs": (
-        "how sure its untouched copy would be",
-        "没学过的副本会有多大把握",
-    ),
-    "what_values": ("the critic's guess of points to come", "Critic 猜还能得多少分"),
     "what_final_values": ("its guess after the last piece", "最后一块之后的猜测"),
     "what_scores": ("points for the whole answer", "整个回答得了几分"),
-    "what_token_level_scores": ("the points sit on the last piece", "分数放在最后一块上"),
-    "what_kl": ("how far it strayed from the copy here", "在这一块上偏离副本多远"),
-    "what_token_level_rewards": (
-        "points, minus a small fee for straying",
-        "得分减去一点“跑偏费”",
-    ),
-    "what_deltas": ("the surprise at this piece alone", "单看这一块有多意外"),
-    "what_advantages": (
-        "was it a good choice? surprises from here on",
-        "选得好吗？把此后的意外加起来",
-    ),
-    "what_returns": ("what the critic should have guessed", "Critic 本该猜的数"),
-    "what_policy_advantages": ("what the actor learns from", "Actor 据此学习"),
     "what_new_values": ("the critic's guess after one lesson", "学一步之后的猜测"),
     "what_id": ("the number of the piece", "小块的编号"),
-    "what_ratio": (
-        "how much likelier than before: 1 = as likely",
-        "比原来更可能多少：1 表示一样",
-    ),
     "what_cpi": ("ratio × advantage: gain without a limit", "比率 × 优势：不设上限的收益"),
     "what_clipped_term": (
         "the same with the ratio held near 1",
         "把比率限制在 1 附近再算一次",
     ),
     "what_term": ("what counts: the smaller of the two", "算数的是两者中较小的"),
-    "what_other_term": ("what this piece adds to the goal", "这一块对目标的贡献"),
     # Which objective a recipe maximises.
     "goal_weights": (
         "w = the token's weight in the mean ({aggregation})",
@@ -289,6 +259,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "source_typed": ("typed", "由命令行给出"),
     "source_sum": ("worked out from the prompt", "由提示词算出"),
+    **{f"what_{column.name}": (column.english, column.chinese) for column in COLUMNS},
     **EXAMPLE_WORDS,
 }
 

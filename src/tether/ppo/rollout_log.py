@@ -1,42 +1,35 @@
-"""The rows of an iteration as rollouts/NNNNNN.jsonl keeps them: every number of every token."""
+"""The rows that rollouts/NNNNNN.jsonl holds of an iteration: every number of every token."""
 
 from dataclasses import asdict
-from typing import Any
+from operator import attrgetter
+from typing import Any, cast
 
+from jaxtyping import Float
 from torch import Tensor
 
 from tether.config import Config
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.result import Outcome
 from tether.ppo.scoring import row_turns, score_record
+from tether.run.columns import WRITTEN
 from tether.run.writer import shortest_floats
 
 
 def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> list[dict[str, Any]]:
-    """At most `run.rollouts_rows` rows, with a list a token for every tensor."""
+    """Return at most `run.rollouts_rows` rows, each with the columns of `run/columns.py`."""
     e, rollout, moments = outcome.experience, outcome.rollout, outcome.moments
     per_token = {
-        "rollout_log_probs": rollout.rollout_log_probs,
-        "old_log_probs": e.old_log_probs,
-        "ref_log_probs": e.ref_log_probs,
-        "new_log_probs": outcome.actor.new_log_probs,
-        "kl": e.kl,
-        "values": e.values,
-        "token_level_scores": e.token_level_scores,
-        "token_level_rewards": e.token_level_rewards,
-        "advantages": e.advantages,
-        "returns": e.returns,
-        "policy_advantages": e.policy_advantages,
+        column.name: _tensor(outcome, column.name)
+        for column in WRITTEN
+        if column.only_with is None or attrgetter(column.only_with)(config)
     }
-    if config.rollout.may_mismatch:
-        per_token["correction_weights"] = e.correction_weights
     whitening = {
         "mean": _number(moments.mean),
         "variance": _number(moments.variance),
         "count": int(moments.count),
     }
     records = []
-    for row in kept_rows(len(e), config.rollout.samples_per_prompt, config.run.rollouts_rows):
+    for row in logged_rows(len(e), config.rollout.samples_per_prompt, config.run.rollouts_rows):
         length = int(rollout.response_lengths[row])
         prompt_start = rollout.prompt_ids.shape[1] - int(rollout.prompt_lengths[row])
         response_ids = rollout.response_ids[row, :length].tolist()
@@ -66,8 +59,19 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
     return records
 
 
+def _tensor(outcome: Outcome, name: str) -> Float[Tensor, "rows response"]:
+    """Return the tensor behind a column: a field of the experience, with two exceptions."""
+    match name:
+        case "rollout_log_probs":
+            return outcome.rollout.rollout_log_probs
+        case "new_log_probs":
+            return cast(Tensor, outcome.actor.new_log_probs)  # None in a critic's report only
+        case _:
+            return getattr(outcome.experience, name)
+
+
 def _turns(outcome: Outcome, vocabulary: Vocabulary, row: int) -> dict[str, Any]:
-    """Who said what, and what was asked of whom."""
+    """Return the turns of a multi-turn row and its tool calls."""
     rollout = outcome.rollout
     turns = row_turns(rollout, row, vocabulary)
     calls = rollout.calls[row] if rollout.calls else ()
@@ -78,9 +82,12 @@ def _turns(outcome: Outcome, vocabulary: Vocabulary, row: int) -> dict[str, Any]
     }
 
 
-def kept_rows(rows: int, samples: int, max_rows: int) -> list[int]:
-    """Evenly spaced and whole groups, so that a group's baseline can be computed again from the
-    file; single rows only where not even one group fits."""
+def logged_rows(rows: int, samples: int, max_rows: int) -> list[int]:
+    """Return the numbers of the rows to write: all, or evenly spaced whole groups.
+
+    From whole groups a group's baseline can be computed again. Single rows only where not even one
+    group fits.
+    """
     if rows <= max_rows:
         return list(range(rows))
     size = samples if samples <= max_rows else 1

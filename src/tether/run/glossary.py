@@ -1,4 +1,4 @@
-"""What every number in a run's files means and how to read it, in data-flow order.
+"""Define every number in a run's files and how to read it, in data-flow order.
 
 Imports nothing: the docs, the web page and the tests all take their words from here.
 """
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
+    """What a number is, and how to read it."""
+
     meaning: str
     reading: str  # what is good, what is bad, what to do about it
 
@@ -18,14 +20,14 @@ METRICS: dict[str, Entry] = {
     ),
     "score/std": Entry(
         "spread of the scores over rows",
-        "0 means that all rows scored alike, so there is nothing to learn from but the KL.",
+        "0 means that all rows have the same score: only the KL is left to learn from.",
     ),
     "score/part/NAME": Entry(
         "mean of what the part NAME of `reward.parts` gave, before its weight, over the same rows",
         "Which part earns the score. One that rises while another falls: look at their weights.",
     ),
     "response/length_mean": Entry(
-        "tokens a response that the policy wrote, EOS included",
+        "tokens per response that the policy wrote, EOS included",
         "Watch for drift. A rise towards `rollout.max_response_tokens` often means rambling, a "
         "fall towards 1 a policy that gives up.",
     ),
@@ -35,17 +37,17 @@ METRICS: dict[str, Entry] = {
         "to stop.",
     ),
     "tools/calls_mean": Entry(
-        "calls of tools a response, those that failed included (only with tools)",
+        "tool calls per response, those that failed included (only with tools)",
         "Rises as the policy learns to ask. 0: it never does, see the prompt; at "
         "`rollout.max_turns` - 1: it may ask too much.",
     ),
     "tools/invalid_mean": Entry(
-        "calls a response that could not be made: marks that nobody can read, wrong arguments, "
-        "no turn left (only with tools)",
+        "calls per response that could not be made: unreadable marks, wrong arguments, no turn "
+        "left (only with tools)",
         "Should fall. The reasons are in `rollouts/`, under `calls`.",
     ),
     "tools/observed_tokens_mean": Entry(
-        "tokens a response that the policy read and did not write (only with tools)",
+        "tokens per response that the policy read and did not write (only with tools)",
         "They count towards `rollout.max_response_tokens`, and in no loss.",
     ),
     "rollout/log_prob_diff_max": Entry(
@@ -53,13 +55,13 @@ METRICS: dict[str, Entry] = {
         "Rounding only: below 1e-4 in float32. More means that sampler and trainer disagree.",
     ),
     "rollout/log_prob_diff_mean": Entry(
-        "mean gap a token, log pi_old - log pi_rollout without its sign (only with another "
-        "engine as the sampler, or with `rollout.correction`)",
-        "Rounding: some 1e-7 in float32, 1e-3 in bfloat16. A jump: the engine has not taken the "
+        "mean per token of |log pi_old - log pi_rollout| (only with another engine as the sampler, "
+        "or with `rollout.correction`)",
+        "Rounding: about 1e-7 in float32, 1e-3 in bfloat16. A jump: the engine has not taken the "
         "newest weights.",
     ),
     "rollout/mismatch_kl": Entry(
-        "KL(rollout || old) a token in nats, from the sampler's own draws (as above)",
+        "KL(rollout || old) per token in nats, from the sampler's own draws (as above)",
         "How far the policy that sampled is from the one that learns. Far below "
         "`actor/approx_kl` is harmless.",
     ),
@@ -70,11 +72,11 @@ METRICS: dict[str, Entry] = {
         "format in the engine, or correct by token.",
     ),
     "kl/token_mean": Entry(
-        "KL from the reference a token, in nats: mean of log pi_old - log pi_ref",
+        "KL from the reference per token, in nats: mean of log pi_old - log pi_ref",
         "Starts at 0 and grows as the policy moves. Slightly below 0 is sampling noise.",
     ),
     "kl/sequence_mean": Entry(
-        "KL from the reference a response, in nats: the sum of a row, mean over rows",
+        "KL from the reference per response, in nats: the sum of a row, mean over rows",
         "The distance paid for the score so far. Fast growth without a rising score: raise "
         "`kl.in_reward.coef` or lower `actor.lr`.",
     ),
@@ -87,7 +89,7 @@ METRICS: dict[str, Entry] = {
         "Should rise. Falling while `score/mean` rises: the KL costs more than it earns.",
     ),
     "advantage/mean": Entry(
-        "mean advantage a token, before whitening",
+        "mean advantage per token, before whitening",
         "Near 0 once the critic knows what to expect. Far from 0: the critic is behind.",
     ),
     "advantage/std": Entry(
@@ -101,20 +103,20 @@ METRICS: dict[str, Entry] = {
         "are too easy or too hard.",
     ),
     "value/mean": Entry(
-        "mean of the critic's values a token",
+        "mean of the critic's values per token",
         "Starts at 0, as the value head does, and should approach `reward/mean`.",
     ),
     "critic/explained_variance": Entry(
-        "share of the variance of the returns that the critic foresaw, before its update",
+        "share of the variance of the returns that the critic explained, before its update",
         "1 is perfect, 0 as good as a constant, below 0 worse than one. Should rise from 0.",
     ),
     "actor/penalty_coef": Entry(
         "weight of the KL from the old policy in this iteration's loss (`penalty` only)",
-        "Halved and doubled so that the KL stays near `actor.update.target`. Doubling for ever: "
+        "Halved and doubled so that the KL stays near `actor.update.target`. Doubling without end: "
         "lower `actor.lr`.",
     ),
     "critic/vf_clipfrac": Entry(
-        "share of tokens whose value loss the clip decided",
+        "share of tokens whose value loss the clip determined",
         "Small. Large for long: `critic.clip` is tight for the scale of the returns.",
     ),
     "critic/grad_norm": Entry(
@@ -140,7 +142,7 @@ METRICS: dict[str, Entry] = {
         "`actor.lr`.",
     ),
     "actor/approx_kl": Entry(
-        "KL(old || new) a token, from the old policy's samples, mean over the update",
+        "KL(old || new) per token, from the old policy's samples, mean over the update",
         "How far one iteration moves the policy. Below 0.02 is usual; spikes mean steps too large.",
     ),
     "actor/pg_clipfrac": Entry(
@@ -177,7 +179,7 @@ METRICS: dict[str, Entry] = {
     ),
     "actor/kl_loss": Entry(
         "the KL to the reference, as the loss has it before `kl.in_loss.coef`, mean over steps",
-        "What the estimator gives, which for k2 is no KL; `kl/token_mean` is the distance.",
+        "What the estimator gives, which for k2 is not a KL; `kl/token_mean` is the distance.",
     ),
     "actor/stopped_at_step": Entry(
         "optimizer steps taken when the KL from the old policy exceeded `actor.stop_kl`",
@@ -192,17 +194,17 @@ METRICS: dict[str, Entry] = {
         "Epochs x minibatches, unless `actor.stop_kl` ended it.",
     ),
     "actor/exact_kl": Entry(
-        "KL(old || new) a token over the whole vocabulary, after the step (`trpo` only)",
+        "KL(old || new) per token over the whole vocabulary, after the step (`trpo` only)",
         "At most `actor.update.max_kl`, and near it. 0: the step was refused, see events.jsonl.",
     ),
     "actor/line_search_tries": Entry(
-        "step lengths that the line search measured (`trpo` only)",
+        "step lengths that the line search tried (`trpo` only)",
         "1 or 2 is usual. Often all of them: lower `actor.update.max_kl` or raise "
         "`actor.update.damping`.",
     ),
     "actor/step_share": Entry(
         "share of the longest step that was taken (`trpo` only)",
-        "1 is the whole step, 0 none.",
+        "1 is the full step, 0 none.",
     ),
 }
 
@@ -228,12 +230,12 @@ TIMINGS: dict[str, Entry] = {
         "Evaluations and checkpoints are not in it.",
     ),
     "time/tools": Entry(
-        "seconds that calls of tools took, all calls added up (only with tools)",
+        "seconds of all tool calls together (only with tools)",
         "Up to 16 run at the same time, so it may exceed `time/rollout`, which contains it.",
     ),
     "throughput/tokens_per_second": Entry(
-        "response tokens an iteration, by `time/iteration`",
-        "The number to compare machines and settings by.",
+        "response tokens per second: those of the iteration over `time/iteration`",
+        "The number by which to compare machines and settings.",
     ),
 }
 
@@ -247,12 +249,12 @@ EVALS: dict[str, Entry] = {
         "What the model does when asked for its best. Should rise.",
     ),
     "sampled.mean": Entry(
-        "mean score on held-out prompts, one sampled response a prompt",
+        "mean score on held-out prompts, one sampled response per prompt",
         "What training improves. Compare it with `score/mean`: much lower is overfitting.",
     ),
     "greedy.low, greedy.high, sampled.low, sampled.high": Entry(
         "95% interval of the mean: Wilson's for scores of 0 and 1, else the normal one",
-        "A change inside the interval is no change yet; evaluate on more prompts.",
+        "A change inside the interval may be chance; evaluate on more prompts.",
     ),
     "greedy.count, sampled.count": Entry(
         "prompts that could be scored",
@@ -267,7 +269,7 @@ EVALS: dict[str, Entry] = {
         "What the score has cost so far. 0 before training, if the reference is the actor.",
     ),
     "calls": Entry(
-        "calls of tools a sampled response; null without tools",
+        "tool calls per sampled response; null without tools",
         "How often it asks before it answers.",
     ),
 }

@@ -4,6 +4,7 @@ They hold tensors until the end of an iteration, so that measuring never waits f
 """
 
 from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -59,7 +60,7 @@ class Min:
 
 @dataclass(frozen=True)
 class Last:
-    """A number that is simply so at the end of the iteration, such as a learning rate."""
+    """The newest value, such as a learning rate."""
 
     now: Number
 
@@ -75,24 +76,32 @@ Metric = Mean | Sum | Max | Min | Last
 
 @dataclass
 class Meter:
-    """Named metrics under collection."""
+    """The metrics of an iteration by name, in the order in which they were first recorded."""
 
     metrics: dict[str, Metric] = field(default_factory=dict)
 
     def record(self, name: str, metric: Metric) -> None:
+        """Add a metric to what the name already holds."""
         known = self.metrics.get(name)
-        self.metrics[name] = metric if known is None else known.merge(metric)
+        self.metrics[name] = metric if known is None else _merged(known, metric)
 
     def merge(self, other: "Meter") -> None:
         for name, metric in other.metrics.items():
             self.record(name, metric)
 
     def settled(self) -> "Meter":
-        """With plain numbers, which can travel."""
+        """Return a copy with plain numbers in place of tensors, to be sent to other processes."""
         return Meter({name: _settled(metric) for name, metric in self.metrics.items()})
 
     def values(self) -> dict[str, float]:
         return {name: metric.value() for name, metric in self.metrics.items()}
+
+
+def _merged(known: Metric, metric: Metric) -> Metric:
+    """Merge two metrics of one kind; a name never changes its kind."""
+    if type(known) is not type(metric):
+        raise TypeError(f"a {type(known).__name__} and a {type(metric).__name__} do not add up")
+    return known.merge(cast(Any, metric))
 
 
 def _settled(metric: Metric) -> Metric:
@@ -101,6 +110,8 @@ def _settled(metric: Metric) -> Metric:
 
 @dataclass(frozen=True)
 class Event:
+    """Something unusual that happened, for events.jsonl."""
+
     kind: str
     message: str
     row: int | None = None

@@ -1,4 +1,4 @@
-"""Reading runs back, also while they are being written."""
+"""Read runs back, also while they are being written."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tether.run.directory import is_run
 
 
 class NotRegular(ValueError):
-    """A FIFO, a socket or a device stands in the place of a file."""
+    """There is a FIFO, a socket or a device in the place of a file."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -24,6 +24,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
+    """Read a whole file without ever waiting for one that is not a regular file."""
     with open_regular(path) as file:
         return file.read()
 
@@ -44,16 +45,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(complete.split(b"\n") if complete else [], start=1):
         try:
             record = json.loads(line)
-        except ValueError:  # also of bytes that are no text
+        except ValueError:  # also of bytes that are not text
             record = None
         if not isinstance(record, dict):
-            raise UserError(f"{path}, line {number} is no JSON object; the file is damaged.")
+            raise UserError(f"{path}, line {number} is not a JSON object; the file is damaged.")
         records.append(record)
     return records
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Runs directly inside a folder, by name."""
+    """Return the runs directly inside a folder, sorted by name."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if is_run(path))

@@ -1,8 +1,8 @@
-"""What a run's config.yaml may make a command do.
+"""Refuse what a run's config.yaml would make a command do.
 
 A run may have been copied from elsewhere. Its weights and numbers are data, but its config can
-name Python files, which would be imported, and addresses, which would be asked. Commands that
-only use a run refuse those unless they are told that the run is trusted.
+name Python files, which would be imported, and addresses, which would be connected to. Commands
+that only use a run refuse those unless they are told that the run is trusted.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -36,7 +36,7 @@ def refuse_untrusted(
 
 
 def code_and_addresses(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(dotted field, what it names) of everything that would be imported or asked."""
+    """Yield (dotted field, what it names) for all that would be imported or connected to."""
     for name, section in sections.items():
         if name == "model" and isinstance(section, Mapping) and section.get("hub"):
             yield "model.hub", "true: models are fetched from the hub"
@@ -55,7 +55,7 @@ def _walk(field: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_code(field: str, value: str) -> bool:
-    """`file.py:name`, or any other `where:name` but a reward model's `model:PATH`."""
+    """Return whether it is `file.py:name` or another `where:name`, except `model:PATH`."""
     leaf = field.rsplit(".", 1)[-1]
     names_code = leaf in ("kind", "environment")
     return names_code and ":" in value and not value.startswith("model:")

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tether.run.columns import COLUMNS
 from tether.run.directory import EVALS, METRICS
 from tether.run.glossary import METRICS as METRIC_WORDS
 from tether.run.glossary import TIMINGS as TIMING_WORDS
@@ -15,27 +16,18 @@ from tether.view.metric_table import as_number, thin
 from tether.view.rollout_rows import length, numbers, sampled, scalars, summary, tokens
 from tether.view.run_reader import Folder, Rows, Run
 from tether.view.settings import (
-    choices,
+    Settings,
+    controls_for_page,
     inside,
     own_settings,
     read_settings,
     samples_per_prompt,
-    update_kind,
 )
 
 Body = dict[str, Any]
 WORDS = {**METRIC_WORDS, **TIMING_WORDS}
 MAX_EVENTS = 1000
-WHATIF_COLUMNS = (
-    "kl",
-    "token_level_rewards",
-    "td_errors",
-    "advantages",
-    "returns",
-    "policy_advantages",
-    "ratio",
-    "objective",
-)
+WHATIF_COLUMNS = tuple(column.name for column in COLUMNS if column.moves)
 
 
 class NotFound(Exception):
@@ -43,6 +35,7 @@ class NotFound(Exception):
 
 
 def list_runs(folder: Folder, demo: bool) -> Body:
+    """Return a line for every run."""
     runs = folder.runs().values()
     return {"runs": [_line(run) for run in runs], "demo": demo, "problems": folder.problems}
 
@@ -67,6 +60,7 @@ def _line(run: Run) -> Body:
 
 
 def describe_run(run: Run) -> Body:
+    """Return a run's config, the names of its metrics and columns with what they mean."""
     text, config, problems = run.read_config()
     problems = problems + run.read_series()
     present = {**run.metrics.columns, **run.timings.columns}
@@ -79,17 +73,17 @@ def describe_run(run: Run) -> Body:
         "config_text": text,
         "names": names,
         "glossary": {name: WORDS[name]._asdict() for name in names if name in WORDS},
+        "columns": {c.name: {"en": c.english, "zh": c.chinese} for c in COLUMNS},
         "rollouts": run.rollout_iterations(),
-        "whatif": {**own_settings(config).as_dict(), **choices(config)},
         "problems": problems,
     }
 
 
 def read_series(run: Run, names: Sequence[str], since: int, generation: int | None) -> Body:
-    """Rows from `since` on, or all of them when the file began anew since the page asked.
+    """Return the rows from `since` on, or all of them when the file was replaced in between.
 
-    A page that hands back the `generation` it was given learns of a new beginning even if another
-    page was told first.
+    A page that sends back the `generation` it was given learns of that even if another page was
+    told first.
     """
     known = run.generation
     problems = run.read_series()
@@ -117,56 +111,62 @@ def read_series(run: Run, names: Sequence[str], since: int, generation: int | No
 
 
 def read_evals(run: Run) -> Body:
+    """Return every evaluation."""
     problems = run.read_evals()
     return {"evals": run.evals, "problems": problems}
 
 
 def read_events(run: Run, offset: int = 0, limit: int = 100) -> Body:
-    """Newest first."""
+    """Return a page of events, newest first."""
     problems = run.read_events()
     newest = run.events[::-1][offset : offset + min(limit, MAX_EVENTS)]
     return {"events": newest, "total": len(run.events), "problems": problems}
 
 
 def list_rows(run: Run, iteration: int) -> Body:
+    """Return a line for every row of an iteration."""
     rows = _rows(run, iteration)
     lines = [summary(number, row) for number, row in rows.by_number.items()]
     return {"iteration": iteration, "rows": lines, "problems": rows.problems}
 
 
 def describe_row(run: Run, iteration: int, number: int) -> Body:
-    """Every number of every token, the computed ones at the run's own settings."""
+    """Return every number of every token, the computed ones at the run's own settings."""
     rows = _rows(run, iteration)
     row, config = _row(rows, number), run.read_config()[1]
     from tether.view.whatif import logged_journey  # loads torch, when a row is first opened
 
-    own = own_settings(config, row)
-    journey = logged_journey(rows, number, own, update_kind(config), samples_per_prompt(config))
+    own = _own_settings(run, iteration, row)
+    journey = logged_journey(rows, number, own, samples_per_prompt(config))
     return {
         "row": scalars(number, row),
         "tokens": tokens(row),
         "ids": row.get("response_ids") if length(row) else [],
         "mask": sampled(row),
-        "columns": _nulls({"rollout_log_probs": numbers(row, "rollout_log_probs")})
-        | _nulls(journey.columns),
+        "columns": _nulls(
+            {
+                c.name: journey.columns[c.name] if c.computed else numbers(row, c.name)
+                for c in COLUMNS
+            }
+        ),
         "clip": journey.clip,
+        "outside": journey.outside,
+        "settings": own.for_page(),
         "problems": rows.problems,
     }
 
 
 def what_if(run: Run, iteration: int, number: int, query: Mapping[str, str]) -> Body:
-    """The row again with other settings; a setting that cannot be is a UserError."""
+    """Return the row before and after other settings; one that cannot be is a UserError."""
     rows = _rows(run, iteration)
     row, config = _row(rows, number), run.read_config()[1]
-    own = own_settings(config, row)
+    own = _own_settings(run, iteration, row)
     settings = read_settings(query, config, own)
     from tether.view.whatif import recompute
 
-    before, after, note = recompute(
-        rows, number, own, settings, update_kind(config), samples_per_prompt(config)
-    )
+    before, after, note = recompute(rows, number, own, settings, samples_per_prompt(config))
     return {
-        "settings": settings.as_dict(),
+        "controls": controls_for_page(own, config),
         "own": settings == own,
         "before": _nulls({name: before.columns[name] for name in WHATIF_COLUMNS}),
         "after": _nulls({name: after.columns[name] for name in WHATIF_COLUMNS}),
@@ -178,8 +178,16 @@ def what_if(run: Run, iteration: int, number: int, query: Mapping[str, str]) -> 
     }
 
 
+def _own_settings(run: Run, iteration: int, row: Mapping[str, Any]) -> Settings:
+    """Return the settings of the iteration that made the row."""
+    run.read_series()
+    metrics = run.metrics
+    coef = metrics.at("actor/penalty_coef", metrics.row_of.get(iteration))
+    return own_settings(run.read_config()[1], row, penalty_coef=coef)
+
+
 def to_json(body: Body | str) -> str:
-    """ASCII, so that no text in it can be taken for anything else; no NaN, which is no JSON."""
+    """Return ASCII, so that no text can be taken for anything else, and without NaN."""
     try:
         return json.dumps(body, allow_nan=False)
     except (ValueError, TypeError):
@@ -188,13 +196,13 @@ def to_json(body: Body | str) -> str:
 
 def _rows(run: Run, iteration: int) -> Rows:
     if iteration not in run.rollout_iterations():
-        raise NotFound(f"{run.id} keeps no rows of iteration {iteration}.")
+        raise NotFound(f"{run.id} has no rows of iteration {iteration}.")
     return run.read_rollout(iteration)
 
 
 def _row(rows: Rows, number: int) -> dict[str, Any]:
     if number not in rows.by_number:
-        raise NotFound(f"Row {number} was not kept.")
+        raise NotFound(f"Row {number} was not written.")
     return rows.by_number[number]
 
 
@@ -207,7 +215,7 @@ def _nulls(columns: Mapping[str, Sequence[float] | None]) -> Body:
 
 
 def _plain(value: Any) -> Any:
-    """The same in JSON's own types: null for what is not finite, text for a date or a set."""
+    """Return the same in JSON's own types: null for a number that is not finite, else text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

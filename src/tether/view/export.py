@@ -1,4 +1,4 @@
-"""The page as a folder that opens from disk, without a server.
+"""Write the page as a folder that opens from disk, without a server.
 
 A page from disk may not fetch files or load modules. So each answer becomes a script that puts
 itself into `tether_export` under its path, and the page's modules become one plain script.
@@ -26,7 +26,7 @@ UNKNOWN = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 
 def export_page(folder: Folder, directory: Path, demo: bool) -> int:
-    """Write the page and all its answers; the number of runs in it."""
+    """Write the page and all its answers; return the number of runs in it."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"--export {directory} exists and is not empty; name a new folder.")
     try:
@@ -44,7 +44,7 @@ def export_page(folder: Folder, directory: Path, demo: bool) -> int:
 
 
 def _answers(run: Run) -> Iterator[tuple[str, api.Body]]:
-    """Every answer that the page may ask for about a run, but what-if."""
+    """Yield every answer that the page may ask for about a run, except what-if."""
     base = f"/api/runs/{quote(run.id, safe=COMPONENT_SAFE)}"
     described = api.describe_run(run)
     yield base, described
@@ -63,12 +63,12 @@ def _answers(run: Run) -> Iterator[tuple[str, api.Body]]:
 
 
 def file_name(path: str) -> str:
-    """data/NAME.js of an answer. `path` is percent-encoded, so + and = are free to be used."""
+    """Return the NAME.js of an answer. `path` is percent-encoded, so + and = are free."""
     return path.removeprefix("/api/").replace("/", "+").replace("%", "=") + ".js"
 
 
 def as_script(path: str, body: api.Body) -> str:
-    """One assignment. All of it is ASCII without `<`, so no text in it can end the script."""
+    """Return one assignment, in ASCII without `<`, so that no text in it can end the script."""
     return f"tether_export[{_escape(path)}] = {_escape(body)};\n"
 
 
@@ -109,7 +109,7 @@ def exported_index(html: str) -> str:
 
 
 def bundle(modules: dict[str, str], entry: str) -> str:
-    """Modules as one plain script: each a function called once, after those that it imports."""
+    """Join modules into one plain script: each a function called once, after its imports."""
     order: list[str] = []
     _visit(entry, modules, order, ())
     parts = [_as_function(name, modules[name]) for name in order]

@@ -1,4 +1,4 @@
-"""Reading files that another process may be writing, and that need not be what they seem.
+"""Read files that another process may be writing, and that need not be what they seem.
 
 Nothing outside the folder that was asked for is ever opened, and no byte is read twice: a growing
 file is read on from where the last reading ended.
@@ -24,7 +24,7 @@ class Unreadable(Exception):
 
 
 def open_inside(root: Path, path: Path) -> BinaryIO:
-    """A regular file under `root`, which is resolved. Links that lead out are not followed."""
+    """Open a regular file under `root`, a resolved path. Links that lead out are refused."""
     try:
         inside = path.resolve().is_relative_to(root)
         if not inside:
@@ -37,12 +37,12 @@ def open_inside(root: Path, path: Path) -> BinaryIO:
         raise Unreadable(f"{path.name} cannot be read: {reason}.") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Unreadable(f"{path.name} is no ordinary file.")
+        raise Unreadable(f"{path.name} is not a regular file.")
     return os.fdopen(descriptor, "rb")
 
 
 def bounded_lines(file: BinaryIO, limit: int) -> Iterator[tuple[bytes, int]]:
-    """Each line without its end, and its size; one above `limit` is counted, and comes empty."""
+    """Yield each line without its end, and its size; a line above `limit` comes empty."""
     while line := file.readline(limit + 1):
         size, part = len(line), line
         while len(part) > limit and not part.endswith(b"\n"):
@@ -53,7 +53,7 @@ def bounded_lines(file: BinaryIO, limit: int) -> Iterator[tuple[bytes, int]]:
 
 
 def signature(path: Path) -> Signature | None:
-    """What changes whenever a file does; None if there is no file."""
+    """Return what changes whenever a file does; None if there is no file."""
     try:
         s = os.stat(path)
     except OSError:
@@ -62,7 +62,7 @@ def signature(path: Path) -> Signature | None:
 
 
 def parse_object(line: str) -> dict[str, Any] | None:
-    """A JSON object, or None if it is not one."""
+    """Return the JSON object of a line, None if it is not one."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def parse_object(line: str) -> dict[str, Any] | None:
 
 
 def parse_objects(lines: Sequence[str]) -> list[dict[str, Any] | None]:
-    """The same for many lines: as one list where all are whole, which takes half the time."""
+    """Parse many lines: as one list where all are complete, which takes half the time."""
     try:
         together = json.loads(f"[{','.join(lines)}]")
     except (ValueError, RecursionError):
@@ -104,7 +104,7 @@ class GrowingLines:
         self._seen: Signature | None = None
 
     def fresh(self) -> Iterator[dict[str, Any]]:
-        """Objects that are new since the last call; all of them when `generation` has changed."""
+        """Return the objects since the last call; all of them when `generation` has changed."""
         now = signature(self.path)
         if now is not None and now == self._seen:
             return iter(())
@@ -127,7 +127,7 @@ class GrowingLines:
         return self._parse(complete.decode("utf-8", "replace") if consumed else "")
 
     def _read(self, now: Signature | None) -> bytes:
-        """The bytes behind the offset, which is 0 again if what stood before it has changed."""
+        """Return the bytes after the offset, which is 0 again if those before it have changed."""
         replaced = bool(self._seen and now and self._seen[:2] != now[:2])
         with open_inside(self.root, self.path) as file:
             file.seek(self.offset - len(self._anchor))
@@ -149,12 +149,12 @@ class GrowingLines:
             for record in parse_objects(batch):
                 self.lines += 1
                 if record is None:
-                    self.damage.append(f"{self.path.name}, line {self.lines} is no JSON object.")
+                    self.damage.append(f"{self.path.name}, line {self.lines} is not a JSON object.")
                 else:
                     yield record
 
     def problems(self) -> list[str]:
-        """What a person should know of this file, at most a few sentences."""
+        """Return what is wrong with this file, in at most a few sentences."""
         if self.unreadable:
             return [self.unreadable]
         found = self.damage[:3]
@@ -167,7 +167,7 @@ class GrowingLines:
 
 
 def last_object(root: Path, path: Path, window: int = 1 << 16) -> dict[str, Any] | None:
-    """The last complete JSON object of a file of lines, read from its end."""
+    """Return the last complete JSON object of a file of lines, read from its end."""
     with open_inside(root, path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - window))

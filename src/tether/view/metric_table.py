@@ -9,7 +9,7 @@ MAX_POINTS = 2000
 
 
 class Table:
-    """One row a line of metrics.jsonl or timings.jsonl. What is missing or no number is NaN."""
+    """The lines of metrics.jsonl or timings.jsonl. What is missing or not a number is NaN."""
 
     def __init__(self) -> None:
         self.iterations: list[int] = []
@@ -22,7 +22,7 @@ class Table:
         return len(self.iterations)
 
     def add(self, record: dict[str, Any]) -> None:
-        """A record without an iteration has no place on any axis and is left out."""
+        """Append a record; one without an iteration has no place on any axis and is left out."""
         iteration = record.get("iteration")
         if type(iteration) is not int:
             return
@@ -36,7 +36,7 @@ class Table:
         self.iterations.append(iteration)
 
     def _column(self, name: str) -> "array[float] | None":
-        """The column of that name, filled up to the row to come."""
+        """Return the column of that name, filled up to the next row."""
         if name in ("schema", "iteration"):
             return None
         column = self.columns.setdefault(name, array("d"))
@@ -51,7 +51,7 @@ class Table:
 
 
 def as_number(value: Any) -> float:
-    """NaN for what is no finite number: text, true, null, or beyond every float."""
+    """Return a finite number as a float, and NaN for text, true, null and overflow."""
     if type(value) is float:
         return value if math.isfinite(value) else math.nan
     try:
@@ -61,7 +61,7 @@ def as_number(value: Any) -> float:
 
 
 def thin(columns: Iterable[Sequence[float]], rows: int) -> list[int]:
-    """At most about MAX_POINTS of `rows`: evenly spaced ones, and where a column peaks.
+    """Choose at most about MAX_POINTS of `rows`: evenly spaced ones, and where a column peaks.
 
     Half of the points are spaced evenly; the others are the lowest and the highest of each column
     in windows as fine as they allow, so no spike is lost.

@@ -1,32 +1,18 @@
-"""The rows that a file keeps, as tensors: what the trainer's functions take."""
+"""Read the rows of a rollout file, some of which another version wrote. Imports no torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
-
-from tether.types import Moments
+from tether.run.columns import COLUMNS, WRITTEN, Column
 from tether.view.metric_table import as_number
-from tether.view.run_reader import Rows
 
-LOGGED = (
-    "rollout_log_probs",
-    "old_log_probs",
-    "ref_log_probs",
-    "new_log_probs",
-    "kl",
-    "token_level_scores",
-    "token_level_rewards",
-    "values",
-    "advantages",
-    "returns",
-    "policy_advantages",
-)
-LISTS = {*LOGGED, "prompt_ids", "response_ids", "response_tokens", "response_mask"}
+LISTS = {
+    *(column.name for column in COLUMNS),
+    "prompt_ids",
+    "response_ids",
+    "response_tokens",
+    "response_mask",
+}
+FOR_WHAT_IF = tuple(column for column in WRITTEN if column.for_what_if)
 
 
 def length(row: dict[str, Any]) -> int:
@@ -35,7 +21,7 @@ def length(row: dict[str, Any]) -> int:
 
 
 def sampled(row: dict[str, Any]) -> list[bool]:
-    """True where the policy drew the token; all of them in a file that does not say."""
+    """Return True where the policy drew the token: everywhere, if the file does not say."""
     mask, size = row.get("response_mask"), length(row)
     if isinstance(mask, list) and len(mask) == size:
         return [cell is True for cell in mask]
@@ -43,13 +29,13 @@ def sampled(row: dict[str, Any]) -> list[bool]:
 
 
 def is_usable(row: dict[str, Any]) -> bool:
-    """Whether the row was trained on; an older file only says whether it was scored."""
+    """Return whether the row was trained on; an older file only says whether it was scored."""
     usable = row.get("usable")
     return usable if isinstance(usable, bool) else row.get("score") is not None
 
 
 def tokens(row: dict[str, Any]) -> list[str]:
-    """The text of each token; an older file has only ids."""
+    """Return the text of each token; an older file has only ids."""
     pieces, ids = row.get("response_tokens"), row.get("response_ids")
     if isinstance(pieces, list) and len(pieces) == length(row):
         return [str(piece) for piece in pieces]
@@ -57,7 +43,7 @@ def tokens(row: dict[str, Any]) -> list[str]:
 
 
 def numbers(row: dict[str, Any], name: str) -> list[float] | None:
-    """A logged column, NaN where a cell is no number; None where the file has no such column."""
+    """Return a column, NaN where a cell is not a number; None where the row has no such column."""
     column = row.get(name)
     if not isinstance(column, list) or len(column) != length(row):
         return None
@@ -65,7 +51,7 @@ def numbers(row: dict[str, Any], name: str) -> list[float] | None:
 
 
 def summary(number: int, row: dict[str, Any]) -> dict[str, Any]:
-    """The line of a row in the table of an iteration."""
+    """Return the line of a row in the table of an iteration."""
     mask = sampled(row)
     return {
         "row": number,
@@ -82,7 +68,7 @@ def summary(number: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def scalars(number: int, row: dict[str, Any]) -> dict[str, Any]:
-    """Everything in the row that is not a list a token."""
+    """Return everything in the row that is not a per-token list."""
     plain = {name: value for name, value in row.items() if name not in LISTS}
     return {**plain, "row": number, "usable": is_usable(row)}
 
@@ -105,72 +91,14 @@ def _mean(column: list[float] | None, mask: list[bool]) -> float | None:
     return None if total is None or not count else total / count
 
 
-NEEDED = tuple(name for name in LOGGED if name != "rollout_log_probs")
+def has_what_if(row: dict[str, Any]) -> bool:
+    """Return whether the row holds every column that what-if cannot do without."""
+    complete = all(cells(row, column) is not None for column in FOR_WHAT_IF)
+    return complete and length(row) > 0 and isinstance(row.get("whitening"), dict)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The rows of one file as tensors, group by group; a row that is not there counts nowhere."""
-
-    slot_of: dict[int, int]  # row number -> row of the tensors
-    complete_groups: frozenset[int]
-    lengths: dict[int, int]
-    mask: Bool[Tensor, "rows response"]
-    logged: dict[str, Float[Tensor, "rows response"]]
-    scores: Float[Tensor, " rows"]
-    greedy_scores: Float[Tensor, " rows"]
-    final_values: Float[Tensor, " rows"]
-    moments: Moments
-
-
-@lru_cache(maxsize=2)
-def read_kept(rows: Rows, samples: int) -> Kept:
-    """Tensors of the rows that are whole. Their width changes no number."""
-    whole = {n: row for n, row in rows.by_number.items() if n >= 0 and _is_whole(row)}
-    groups = sorted({number // samples for number in whole})
-    slots = [group * samples + offset for group in groups for offset in range(samples)]
-    slot_of = {number: slot for slot, number in enumerate(slots) if number in whole}
-    width = max((length(row) for row in whole.values()), default=1) or 1
-    present = [whole.get(number) for number in slots]
-
-    def cells(name: str) -> Tensor:
-        return _padded([numbers(row, name) if row else [] for row in present], width)
-
-    def scalar(name: str) -> Tensor:
-        return torch.tensor([_known(row, name) for row in present], dtype=torch.float32)
-
-    mask = [sampled(row) if row and is_usable(row) else [] for row in present]
-    whitening = next(iter(whole.values()), {}).get("whitening", {})
-    return Kept(
-        slot_of=slot_of,
-        complete_groups=frozenset(
-            g for g in groups if all(g * samples + i in slot_of for i in range(samples))
-        ),
-        lengths={number: length(row) for number, row in whole.items()},
-        mask=_padded(mask, width).bool(),
-        logged={name: cells(name) for name in NEEDED},
-        scores=scalar("score"),
-        greedy_scores=scalar("greedy_score"),
-        final_values=scalar("final_value"),
-        moments=Moments(
-            mean=torch.tensor(_known(whitening, "mean"), dtype=torch.float32),
-            variance=torch.tensor(_known(whitening, "variance"), dtype=torch.float32),
-            count=torch.tensor(int(_known(whitening, "count"))),
-        ),
-    )
-
-
-def _is_whole(row: dict[str, Any]) -> bool:
-    columns = all(numbers(row, name) is not None for name in NEEDED)
-    return columns and length(row) > 0 and isinstance(row.get("whitening"), dict)
-
-
-def _known(mapping: dict[str, Any] | None, name: str) -> float:
-    """A number of a row; 0 where there is none, as an unscored row trains with 0."""
-    value = as_number((mapping or {}).get(name))
-    return value if value == value else 0.0
-
-
-def _padded(rows: Sequence[Sequence[float]], width: int) -> Float[Tensor, "rows width"]:
-    padded = [[*row, *[0.0] * (width - len(row))] for row in rows] or [[0.0] * width]
-    return torch.tensor(padded, dtype=torch.float32)
+def cells(row: dict[str, Any], column: Column) -> list[float] | None:
+    """Return a column's cells, or what its absence means."""
+    if column.name not in row and column.if_absent is not None:
+        return [column.if_absent] * length(row)
+    return numbers(row, column.name)

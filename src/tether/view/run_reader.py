@@ -1,4 +1,4 @@
-"""Runs as they lie on disk, read on as they grow. Imports no torch."""
+"""Read runs from disk, and read on as they grow. Imports no torch."""
 
 import os
 import re
@@ -27,7 +27,7 @@ from tether.view.metric_table import Table
 ROLLOUT_FILE = re.compile(r"^[0-9]{6,9}\.jsonl$")
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIG_VALUES = 10_000
-KEPT_ROLLOUTS = 3  # parsed files held in memory
+CACHED_ROLLOUTS = 3  # parsed files held in memory
 MAX_ROW_BYTES = 32 << 20  # of a row that is shown: some 100,000 tokens with all their numbers
 MAX_ROWS_BYTES = 128 << 20  # of a file; parsed, it takes about five times as much
 
@@ -51,11 +51,11 @@ class Run:
 
     @property
     def generation(self) -> int:
-        """Changes when metrics.jsonl was cut back or replaced."""
+        """A number that changes when metrics.jsonl was cut back or replaced."""
         return self._lines[METRICS].generation
 
     def read_series(self) -> list[str]:
-        """Bring `metrics` and `timings` up to date; the problems there are."""
+        """Bring `metrics` and `timings` up to date; return what is wrong with the files."""
         for name, attribute in ((METRICS, "metrics"), (TIMINGS, "timings")):
             known, lines = self._lines[name].generation, self._lines[name].fresh()
             if self._lines[name].generation != known:
@@ -87,14 +87,14 @@ class Run:
         return self._lines[name].problems() + other
 
     def read_config(self) -> tuple[str, dict[str, Any], list[str]]:
-        """config.yaml as text and as sections, with what is wrong with it."""
+        """Return config.yaml as text and as sections, with what is wrong with it."""
         now = signature(self.directory / CONFIG)
         if self._config is None or self._config[0] != now:
             self._config = now, *_load_config(self.root, self.directory / CONFIG)
         return self._config[1:]
 
     def read_last(self, name: str) -> dict[str, Any] | None:
-        """The newest record of a file, without reading what stands before it."""
+        """Return the last record of a file, without reading those before it."""
         now = signature(self.directory / name)
         if now is None:
             return None
@@ -114,13 +114,13 @@ class Run:
         return sorted(int(name.split(".")[0]) for name in names if ROLLOUT_FILE.match(name))
 
     def read_rollout(self, iteration: int) -> "Rows":
-        """The rows of one of `rollout_iterations`."""
+        """Return the rows of one of `rollout_iterations`."""
         path = self.directory / ROLLOUTS / f"{iteration:06d}.jsonl"
         now = signature(path)
         if iteration not in self._rollouts or self._rollouts[iteration][0] != now:
             self._rollouts[iteration] = now, Rows(self.root, path)
         self._rollouts.move_to_end(iteration)
-        while len(self._rollouts) > KEPT_ROLLOUTS:
+        while len(self._rollouts) > CACHED_ROLLOUTS:
             self._rollouts.popitem(last=False)
         return self._rollouts[iteration][1]
 
@@ -163,7 +163,7 @@ class Rows:
                 break
             row = parse_object(line.decode("utf-8", "replace"))
             if row is None:
-                self.problems.append(f"{name}, line {number} is no JSON object.")
+                self.problems.append(f"{name}, line {number} is not a JSON object.")
                 continue
             if row.get("schema") != SCHEMA:
                 foreign.add(str(row.get("schema")))
@@ -181,12 +181,11 @@ class Folder:
         self._runs: dict[str, Run] = {}
 
     def runs(self) -> dict[str, Run]:
-        """Runs by id, by name; what has vanished from the disk is forgotten."""
+        """Return the runs on disk by id, sorted by name."""
         self.problems = []
         found = [self.path] if _is_run(self.path) else self._inside()
-        kept = {d.name: self._runs.get(d.name) or Run(self.path, d) for d in found}
-        self._runs = kept
-        return kept
+        self._runs = {d.name: self._runs.get(d.name) or Run(self.path, d) for d in found}
+        return self._runs
 
     def _inside(self) -> list[Path]:
         try:
@@ -208,7 +207,7 @@ class Folder:
 
 
 def _is_run(directory: Path) -> bool:
-    """A run that lost its config still has its numbers to show."""
+    """Return whether there is a run to show; one that lost its config still has its numbers."""
     try:
         return (directory / CONFIG).is_file() or (directory / METRICS).is_file()
     except OSError:
@@ -221,6 +220,7 @@ def _load_config(root: Path, path: Path) -> tuple[str, dict[str, Any], list[str]
             text = file.read(MAX_CONFIG_BYTES).decode("utf-8", "replace")
     except Unreadable as problem:
         return "", {}, [str(problem)]
+    sections: Any = None
     try:
         sections = load_yaml_fast(text)
         too_many = count_values(sections, MAX_CONFIG_VALUES) >= MAX_CONFIG_VALUES

@@ -1,4 +1,4 @@
-"""Who may ask: this page, in a browser of this machine, and nobody through it.
+"""Refuse requests that do not come from this page itself.
 
 A page from elsewhere can make a browser send requests to 127.0.0.1. It is told apart by the Host
 it thinks it speaks to (DNS rebinding), by its Origin, and by what the browser says of the fetch.
@@ -36,7 +36,7 @@ HEADERS = {
 
 
 class Guard:
-    """Refuses a request before the application sees it, and puts headers on every answer."""
+    """Middleware that refuses a request before the application sees it and adds headers."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, token: str | None = None) -> None:
         self.app = app
@@ -64,7 +64,7 @@ class Guard:
             await _refuse(*refusal, send_with_headers)
 
     def refusal(self, verb: str, headers: Headers) -> tuple[int, str] | None:
-        """(status, sentence) of a request that is not for us."""
+        """Return status and sentence for a request that is refused, None for one that is not."""
         hosts = headers.getlist("host")
         if self.token is None:
             known = self.hosts
@@ -84,7 +84,7 @@ class Guard:
         return None
 
     def _brings_token(self, scope: Scope) -> bool:
-        """The first visit, by the printed address."""
+        """Return whether this is the first visit, by the printed address."""
         if self.token is None or scope["path"] != "/" or scope["method"] != "GET":
             return False
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])
@@ -102,19 +102,19 @@ def _same(given: str, wanted: str) -> bool:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can reach a listening socket."""
+    """Return whether only this machine can reach a listening socket."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def allowed_hosts(host: str, port: int) -> frozenset[str]:
-    """What a Host header may say; browsers leave port 80 out."""
+    """Return what a Host header may say; browsers leave port 80 out."""
     names: Iterable[str] = {*LOOPBACK, f"[{host}]" if ":" in host else host.lower()}
     with_port = {f"{name}:{port}" for name in names}
     return frozenset(with_port | set(names) if port == 80 else with_port)
 
 
 async def _redirect(cookie: str, send: Send) -> None:
-    """To the page itself, without the token in its address."""
+    """Redirect to the page itself, without the token in its address."""
     headers = [
         (b"location", b"/"),
         (b"set-cookie", f"{cookie}; Path=/; HttpOnly; SameSite=Strict".encode()),

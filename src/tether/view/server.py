@@ -46,13 +46,14 @@ def serve(folder: Folder, host: str, port: int, demo: bool, ready: Callable[[str
 
 
 def shown_address(host: str, port: int) -> str:
-    """What to type in a browser; a server on all addresses is reached by the machine's name."""
+    """Return what to type in a browser: the machine's name for a server on all addresses."""
     if host in ("0.0.0.0", "::", ""):
         host = socket.gethostname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def make_server(app: Guard) -> uvicorn.Server:
+    """Make a server that logs warnings only."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False
     )
@@ -60,6 +61,7 @@ def make_server(app: Guard) -> uvicorn.Server:
 
 
 def bind(host: str, port: int) -> socket.socket:
+    """Listen on an address; what cannot be is a UserError that names the option."""
     if not 0 <= port <= 65535:
         raise UserError(f"--port is {port}, but a port is a number from 0 to 65535.")
     try:
@@ -67,16 +69,18 @@ def bind(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise UserError(f"--host {host} is no address of this machine.") from None
+            raise UserError(f"--host {host} is not an address of this machine.") from None
+        reason = os.strerror(error.errno or 0).lower()
         raise UserError(
-            f"--port {port} on {host} cannot be used: {os.strerror(error.errno).lower()}; write "
-            f"another, such as --port {port + 1 if port < 65535 else 8377}."
+            f"--port {port} on {host} cannot be used: {reason}; write another, such as "
+            f"--port {port + 1 if port < 65535 else 8377}."
         ) from None
 
 
 def make_app(
     folder: Folder, host: str, port: int, demo: bool = False, token: str | None = None
 ) -> Guard:
+    """Make the application, with `token` for one that other machines can reach."""
     pages = Pages(folder, demo)
     run = "/api/runs/{run}"
     routes = [
@@ -104,7 +108,7 @@ def make_app(
 
 
 class Pages:
-    """One method a path."""
+    """One handler per path."""
 
     def __init__(self, folder: Folder, demo: bool) -> None:
         self.folder, self.demo = folder, demo
@@ -119,8 +123,7 @@ class Pages:
         return _file(STATIC / name)
 
     async def plotly(self, request: Request) -> Response:
-        """Its five megabytes are sent and compiled once: after that the browser asks if they are
-        still the same."""
+        """Send plotly's five megabytes once: later the browser asks whether they have changed."""
         path = plotly_file()
         status = path.stat()
         tag = f'"{status.st_size:x}-{status.st_mtime_ns:x}"'
@@ -170,13 +173,15 @@ class Pages:
 
 
 def static_names() -> set[str]:
-    """The page's own files."""
+    """Return the names of the page's own files."""
     return {path.name for path in STATIC.iterdir() if path.suffix in TYPES and path.is_file()}
 
 
 def plotly_file() -> Path:
-    """plotly's JavaScript where its package has it; the package itself is not imported."""
+    """Return the path of plotly's JavaScript; the package itself is not imported."""
     spec = importlib.util.find_spec("plotly")
+    if spec is None or spec.origin is None:
+        raise UserError("plotly is not installed; pip install plotly.")
     return Path(spec.origin).parent / "package_data" / "plotly.min.js"
 
 
@@ -195,7 +200,7 @@ def _count(text: str, name: str) -> int:
 
 
 def _number(request: Request, name: str) -> int:
-    """A number in a path; anything else names nothing."""
+    """Return a number in a path; anything else is not found."""
     text = request.path_params[name]
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
         raise api.NotFound(f"There is no such {name}.")

@@ -1,170 +1,259 @@
-"""The settings that what-if can change: a run's own, and a person's. Imports no torch."""
+"""The settings that what-if can change: a run's own, and those of the person asking.
+
+They are three sections of the config, so a control of the page is a config field: its name, bounds
+and doc line come from there, and a new kind of update or estimator needs no edit here. Imports no
+torch.
+"""
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from typing import Any, TypeVar, get_args
 
-from tether.config import ESTIMATORS, AdvantageSection, EstimatorTraits, KlInRewardSection
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from tether.config import (
+    ESTIMATORS,
+    UPDATE_KINDS,
+    AdvantageSection,
+    AnyUpdate,
+    KlInRewardSection,
+)
 from tether.errors import UserError
 from tether.view.metric_table import as_number
 
-KL_ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")  # `full` has no place in a reward
-UNKNOWN = EstimatorTraits(formula="A", paper="")
-LARGEST = 1e30  # that is computed with in float32
+KL, ADVANTAGE, UPDATE = "kl.in_reward", "advantage", "actor.update"
+# Of the two sections that every run has, the fields that a row's numbers follow from.
+FIELDS = {KL: ("coef", "estimator"), ADVANTAGE: ("estimator", "gamma", "lam")}
+UPDATES: dict[str, type[AnyUpdate]] = dict(zip(UPDATE_KINDS, get_args(AnyUpdate), strict=True))
+LARGEST = 1e30  # float32 can compute with it
+NONE = "none"  # in a query: no such bound
+AnySection = TypeVar("AnySection", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What stands between a row's log-probs and its objective. None = no such bound."""
+    """The sections of the config that lead from a row's log-probs to its objective."""
 
-    beta: float
-    kl_estimator: str
-    gamma: float
-    lam: float
-    eps_low: float | None
-    eps_high: float | None
-    dual_clip: float | None
-    estimator: str
-    whiten: bool
+    kl: KlInRewardSection
+    advantage: AdvantageSection
+    update: AnyUpdate | None  # None: a kind that this version does not know
+    # Why a field could not be read, by its name; a default is in its place.
+    unknown: dict[str, str] = field(default_factory=dict, compare=False)
 
-    @property
-    def traits(self) -> EstimatorTraits:
-        """Of the estimator; a name that this version does not know has none of them."""
-        return ESTIMATORS.get(self.estimator, UNKNOWN)
+    def sections(self) -> dict[str, BaseModel]:
+        """Return the sections by name."""
+        update = {} if self.update is None else {UPDATE: self.update}
+        return {KL: self.kl, ADVANTAGE: self.advantage, **update}
 
-    @property
-    def advantage(self) -> AdvantageSection:
-        """The config's section, unchecked: a config.yaml may have been written by anybody."""
-        return AdvantageSection.model_construct(
-            estimator=self.estimator, gamma=self.gamma, lam=self.lam
-        )
+    def with_field(self, name: str, value: Any) -> "Settings":
+        """Return the settings with one field changed, whether or not others now fit it."""
+        section, _, leaf = name.rpartition(".")
+        changed = self.sections()[section].model_copy(update={leaf: value})
+        attribute = {KL: "kl", ADVANTAGE: "advantage", UPDATE: "update"}[section]
+        return replace(self, **{attribute: changed})
 
-    def as_dict(self) -> dict[str, Any]:
-        """The settings, and what the page has to know of the estimator to explain a token."""
-        traits = {"needs_critic": self.traits.needs_critic, "formula": self.traits.formula}
-        return {**asdict(self), **traits}
+    def for_page(self) -> dict[str, Any]:
+        """Return what the page needs to put a token's numbers into words."""
+        traits, update = self.advantage.traits, self.update
+        return {
+            "kl_estimator": self.kl.estimator,
+            "gamma": self.advantage.gamma,
+            "lam": self.advantage.lam,
+            "estimator": self.advantage.estimator,
+            "needs_critic": traits.needs_critic,
+            "advantage_formula": traits.formula,
+            "whitens": self.advantage.whitens,
+            "objective_formula": None if update is None else update.formula,
+            "bound": None if update is None else update.bound,
+        }
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control of the page: one field of the config."""
+
+    name: str
+    doc: str
+    value: Any  # the run's own
+    options: list[str] | None = None  # of a choice; else it is a number
+    optional: bool = False  # may be none
+    usual: float | None = None  # a number to begin with where it is none
+    # How far the slider reaches; the number beside it may go further.
+    low: float = 0.0
+    high: float = 1.0
+    step: float = 0.01
 
 
 def inside(mapping: Any, *path: str) -> Any:
-    """mapping[a][b]…, None where a step is missing or no mapping."""
+    """Return mapping[a][b]…, None where a step is missing or not a mapping."""
     for name in path:
         mapping = mapping.get(name) if isinstance(mapping, Mapping) else None
     return mapping
 
 
-def own_settings(config: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> Settings:
-    """What the run used; an adaptive beta differs by iteration, so the row's own comes first.
-
-    A config that lacks a field is of an older version, which did what is now the default.
-    """
-    kl, advantage = KlInRewardSection(), AdvantageSection()
-    estimator = _text(config, "advantage", "estimator") or advantage.estimator
-    beta = _number(row or {}, "beta")
-    if beta is None:
-        beta = _number(config, "kl", "in_reward", "coef")
-    return Settings(
-        beta=kl.coef if beta is None else beta,
-        kl_estimator=_text(config, "kl", "in_reward", "estimator") or kl.estimator,
-        gamma=_either(_number(config, "advantage", "gamma"), advantage.gamma),
-        lam=_either(_number(config, "advantage", "lam"), advantage.lam),
-        eps_low=_number(config, "actor", "update", "eps_low"),
-        eps_high=_number(config, "actor", "update", "eps_high"),
-        dual_clip=_number(config, "actor", "update", "dual_clip"),
-        estimator=estimator,
-        whiten=_whitens(config, estimator),
-    )
-
-
 def samples_per_prompt(config: Mapping[str, Any]) -> int:
+    """Return the rows of a group, 1 where the config does not say."""
     samples = inside(config, "rollout", "samples_per_prompt")
     return samples if type(samples) is int and samples > 0 else 1
 
 
-def update_kind(config: Mapping[str, Any]) -> str:
-    return _text(config, "actor", "update", "kind") or "clip"
+def own_settings(
+    config: Mapping[str, Any],
+    row: Mapping[str, Any] | None = None,
+    penalty_coef: float = math.nan,
+) -> Settings:
+    """Return what the run used; a field that a config of an older version lacks is the default.
+
+    Controllers move two coefficients from one iteration to the next: beta, which the row has, and
+    PPO-Penalty's, which is the metric `actor/penalty_coef` of the iteration (NaN = not recorded).
+    """
+    unknown: dict[str, str] = {}
+    kl = _read_section(KL, KlInRewardSection, config, unknown)
+    advantage = _read_section(ADVANTAGE, AdvantageSection, config, unknown)
+    kind = inside(config, *UPDATE.split("."), "kind") or "clip"
+    update_class = UPDATES.get(kind) if isinstance(kind, str) else None
+    update = update_class and _read_section(UPDATE, update_class, config, unknown)
+    beta = as_number((row or {}).get("beta"))
+    if not math.isnan(beta):
+        kl = kl.model_copy(update={"coef": _computable(beta)})
+    if update is not None and not math.isnan(penalty_coef):
+        update = update.model_copy(update={"coef": _computable(penalty_coef)})
+    return Settings(kl, advantage, update, unknown)
 
 
-def choices(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The estimators that this run's files hold enough for.
+def read_settings(query: Mapping[str, str], config: Mapping[str, Any], own: Settings) -> Settings:
+    """Return the settings that a query asks for; a field that it does not name is the run's own."""
+    settings, offered = own, {control.name: control for control in controls(own, config)}
+    for name, text in query.items():
+        if name not in offered:
+            raise UserError(f"{name[:80]} is not a setting of what-if.")
+        settings = settings.with_field(name, _read_value(offered[name], text, own))
+    for name, why in own.unknown.items():
+        if name not in query:
+            raise UserError(why)
+    return settings
+
+
+def controls(own: Settings, config: Mapping[str, Any]) -> list[Control]:
+    """Return every field that what-if can change for this run."""
+    fields = dict(FIELDS)
+    if own.update is not None:
+        skipped = ("kind", *own.update.beside_the_loss)
+        fields[UPDATE] = tuple(n for n in type(own.update).model_fields if n not in skipped)
+    sections = own.sections()
+    made = [_control(s, leaf, sections[s]) for s, leaves in fields.items() for leaf in leaves]
+    offered = {f"{KL}.estimator": _kl_estimators, f"{ADVANTAGE}.estimator": _estimators}
+    return [
+        replace(control, options=offered[control.name](own, config))
+        if control.name in offered
+        else control
+        for control in made
+    ]
+
+
+def controls_for_page(own: Settings, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the controls as plain dicts."""
+    return [asdict(control) for control in controls(own, config)]
+
+
+def _kl_estimators(own: Settings, config: Mapping[str, Any]) -> list[str]:
+    """Return those that a reward may use, if only as an ablation."""
+    names = _schema(KlInRewardSection, "estimator")["enum"]
+    return [name for name in names if _is_valid({"estimator": name, "ablation": True})]
+
+
+def _is_valid(kl_in_reward: dict[str, Any]) -> bool:
+    try:
+        KlInRewardSection.model_validate(kl_in_reward)
+    except ValidationError:
+        return False
+    return True
+
+
+def _estimators(own: Settings, config: Mapping[str, Any]) -> list[str]:
+    """Return the estimators that this run's files hold enough for.
 
     A run with another estimator recorded neither a critic's values nor greedy responses, and a
     group needs more than one row.
     """
-    own, grouped = own_settings(config).estimator, samples_per_prompt(config) > 1
-    offered = [
+    grouped = samples_per_prompt(config) > 1
+    return [
         name
         for name, traits in ESTIMATORS.items()
-        if name == own
+        if name == own.advantage.estimator
         or not (traits.needs_critic or traits.needs_greedy or (traits.by_group and not grouped))
     ]
-    return {
-        "estimators": offered,
-        "kl_estimators": list(KL_ESTIMATORS),
-    }
 
 
-def read_settings(query: Mapping[str, str], config: Mapping[str, Any], own: Settings) -> Settings:
-    """A person's settings; what is not given is the run's own."""
-    if own.estimator not in ESTIMATORS and "estimator" not in query:
-        raise UserError(f"This version does not know the run's estimator, {own.estimator[:40]!r}.")
-    offered, changes = choices(config), {}
-    for name, text in query.items():
-        match name:
-            case "estimator" | "kl_estimator":
-                changes[name] = _one_of(name, text, offered[f"{name}s"])
-            case "beta":
-                changes[name] = _within(name, text, 0, LARGEST)
-            case "gamma" | "lam":
-                changes[name] = _within(name, text, 0, 1)
-            case "eps_low" | "eps_high" | "dual_clip" if text == "none":
-                changes[name] = None
-            case "eps_low":
-                changes[name] = _within(name, text, 0, 1, open_below=True)
-            case "eps_high":
-                changes[name] = _within(name, text, 0, LARGEST, open_below=True)
-            case "dual_clip":
-                changes[name] = _within(name, text, 1, LARGEST, open_below=True)
-            case _:
-                raise UserError(f"{name} is no setting of what-if.")
-    if "estimator" in changes:
-        changes["whiten"] = _whitens(config, changes["estimator"])
-    return replace(own, **changes)
+def _control(section: str, leaf: str, own: BaseModel) -> Control:
+    """Make a field's control from its JSON schema."""
+    schema, value = _schema(type(own), leaf), getattr(own, leaf)
+    kinds = schema.get("anyOf", [schema])
+    optional = any(kind.get("type") == "null" for kind in kinds)
+    [kind] = [kind for kind in kinds if kind.get("type") != "null"]
+    base = Control(f"{section}.{leaf}", schema.get("description", ""), value, optional=optional)
+    if "enum" in kind or kind.get("type") == "boolean":
+        return replace(base, options=kind.get("enum", ["true", "false"]))
+    least = kind.get("exclusiveMinimum", kind.get("minimum", 0.0))
+    usual = next((abs(x) for x in (value, schema.get("default")) if x), least + 2)
+    most = kind.get("exclusiveMaximum", kind.get("maximum", math.inf))
+    if most > 50 * usual:  # without a bound, or with one that is far away
+        most = 5 * usual
+    step = 10.0 ** math.floor(math.log10((most - least) / 50))
+    if kind.get("type") == "integer":
+        step = max(1.0, step)
+    low = least + step if "exclusiveMinimum" in kind else least
+    high = most - step if "exclusiveMaximum" in kind else most
+    return replace(base, usual=usual, low=low, high=high, step=step)
 
 
-def _whitens(config: Mapping[str, Any], estimator: str) -> bool:
-    asked = inside(config, "advantage", "whiten")
-    return asked if isinstance(asked, bool) else ESTIMATORS.get(estimator, UNKNOWN).whitens
-
-
-def _within(name: str, text: str, low: float, high: float, open_below: bool = False) -> float:
+def _read_value(control: Control, text: str, own: Settings) -> Any:
+    """Parse a query's text as the field's type; what does not fit is a UserError with its name."""
+    name, _, leaf = control.name.rpartition(".")
+    shown = f"{control.name} is {text[:40]!r}"
+    if control.options is not None and text not in control.options:
+        raise UserError(f"{shown}, but for this run it is {', '.join(control.options)}.")
+    if control.optional and text == NONE:
+        return None
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if math.isfinite(value) and low <= value <= high and not (open_below and value == low):
-        return value
-    least = f"above {low}" if open_below else f"at least {low}"
-    most = f" and at most {high:g}"
-    raise UserError(f"{name} is {text[:40]!r}, but it is a number {least}{most}.")
+        value = _adapter(type(own.sections()[name]), leaf).validate_python(text)
+    except ValidationError as error:
+        raise UserError(f"{shown}: {error.errors()[0]['msg'].lower()}.") from None
+    if isinstance(value, float) and abs(value) > LARGEST:
+        raise UserError(f"{shown}, but it is a number of at most {LARGEST:g}.")
+    return value
 
 
-def _one_of(name: str, text: str, known: list[str]) -> str:
-    if text not in known:
-        raise UserError(f"{name} is {text[:40]!r}, but for this run it is {', '.join(known)}.")
-    return text
+def _read_section(
+    name: str, section: type[AnySection], config: Mapping[str, Any], unknown: dict[str, str]
+) -> AnySection:
+    """Read a section field by field: a config.yaml may be of another version, or forged."""
+    given = inside(config, *name.split("."))
+    read: dict[str, Any] = {}
+    for leaf in section.model_fields:
+        if not isinstance(given, Mapping) or leaf not in given:
+            continue
+        try:
+            read[leaf] = _computable(_adapter(section, leaf).validate_python(given[leaf]))
+        except ValidationError:
+            unknown[f"{name}.{leaf}"] = (
+                f"{name}.{leaf} is {str(given[leaf])[:40]!r}, which this version does not know."
+            )
+    return section.model_construct(**read)
 
 
-def _number(mapping: Mapping[str, Any], *path: str) -> float | None:
-    """A number that float32 can hold; a config.yaml may have been written by anybody."""
-    value = as_number(inside(mapping, *path))
-    return None if math.isnan(value) else min(max(value, -LARGEST), LARGEST)
+def _computable(value: Any) -> Any:
+    return min(max(value, -LARGEST), LARGEST) if isinstance(value, float) else value
 
 
-def _text(mapping: Mapping[str, Any], *path: str) -> str | None:
-    value = inside(mapping, *path)
-    return value if isinstance(value, str) else None
+@lru_cache
+def _adapter(section: type[BaseModel], leaf: str) -> TypeAdapter[Any]:
+    annotation = section.model_fields[leaf].rebuild_annotation()
+    return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
 
 
-def _either(value: float | None, default: float) -> float:
-    return default if value is None else value
+@lru_cache
+def _schema(section: type[BaseModel], leaf: str) -> dict[str, Any]:
+    return section.model_json_schema()["properties"][leaf]

@@ -1,15 +1,17 @@
-"""A row's journey again: from its log-probs to its objective, by the trainer's own functions.
+"""Compute a row again, from its log-probs to its objective, by the trainer's own functions.
 
 The order is that of `ppo/iteration.py`. At the run's own settings every number equals the file's
 bit for bit. At other settings two things cannot be known from the file, and the note says so: the
-moments of rows that were not kept, and what the critic would have learnt instead.
+moments of rows that were not written, and what the critic would have learnt instead.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tether.algo.advantages import (
@@ -22,23 +24,86 @@ from tether.algo.advantages import (
 from tether.algo.kl import estimate_kl
 from tether.algo.losses import LossInputs, PolicyLoss, policy_loss
 from tether.algo.masked import masked_moments, whiten
-from tether.config import CispoUpdate, ClipUpdate, GspoUpdate
+from tether.config import AnyUpdate
+from tether.run.columns import COLUMNS, Column
 from tether.types import Moments
-from tether.view.rollout_rows import NEEDED, Kept, length, numbers, read_kept
+from tether.view.metric_table import as_number
+from tether.view.rollout_rows import (
+    FOR_WHAT_IF,
+    cells,
+    has_what_if,
+    is_usable,
+    length,
+    numbers,
+    sampled,
+)
 from tether.view.run_reader import Rows
 from tether.view.settings import Settings
 
 torch.set_num_threads(1)  # the page must not take cores from a run
 
-COMPUTED = ("td_errors", "ratio", "objective")
+
+@dataclass(frozen=True)
+class RowTensors:
+    """The rows of one file as tensors, group by group; a missing row is masked everywhere."""
+
+    index_of: dict[int, int]  # row number -> row of the tensors
+    complete_groups: frozenset[int]
+    lengths: dict[int, int]
+    samples: int
+    mask: Bool[Tensor, "rows response"]
+    columns: dict[str, Float[Tensor, "rows response"]]  # as the file has them
+    scores: Float[Tensor, " rows"]
+    greedy_scores: Float[Tensor, " rows"]
+    final_values: Float[Tensor, " rows"]
+    moments: Moments
+
+
+@lru_cache(maxsize=2)
+def stack_rows(rows: Rows, samples: int) -> RowTensors:
+    """Stack the rows that hold all that what-if needs. The width changes no number."""
+    usable = {n: row for n, row in rows.by_number.items() if n >= 0 and has_what_if(row)}
+    groups = sorted({number // samples for number in usable})
+    stacked = [group * samples + offset for group in groups for offset in range(samples)]
+    index_of = {number: i for i, number in enumerate(stacked) if number in usable}
+    width = max((length(row) for row in usable.values()), default=1) or 1
+    present = [usable.get(number) for number in stacked]
+
+    def tensor(column: Column) -> Tensor:
+        return _padded([(cells(row, column) or []) if row else [] for row in present], width)
+
+    def scalar(name: str) -> Tensor:
+        return torch.tensor([_known(row, name) for row in present], dtype=torch.float32)
+
+    mask = [sampled(row) if row and is_usable(row) else [] for row in present]
+    whitening = next(iter(usable.values()), {}).get("whitening", {})
+    return RowTensors(
+        index_of=index_of,
+        complete_groups=frozenset(
+            g for g in groups if all(g * samples + i in index_of for i in range(samples))
+        ),
+        lengths={number: length(row) for number, row in usable.items()},
+        samples=samples,
+        mask=_padded(mask, width).bool(),
+        columns={column.name: tensor(column) for column in FOR_WHAT_IF},
+        scores=scalar("score"),
+        greedy_scores=scalar("greedy_score"),
+        final_values=scalar("final_value"),
+        moments=Moments(
+            mean=torch.tensor(_known(whitening, "mean"), dtype=torch.float32),
+            variance=torch.tensor(_known(whitening, "variance"), dtype=torch.float32),
+            count=torch.tensor(int(_known(whitening, "count"))),
+        ),
+    )
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What the page shows of every token, for all rows."""
+    """Every column of every row, and what the trust region did to each token."""
 
-    columns: dict[str, Float[Tensor, "rows response"]]
-    loss: PolicyLoss
+    columns: dict[str, Float[Tensor, "rows response"] | None]  # None: it cannot be computed
+    clipped: dict[str, Bool[Tensor, "rows response"]]  # by the word of `Journey.clip`
+    outside: Bool[Tensor, "rows response"] | None
 
 
 @dataclass(frozen=True)
@@ -46,9 +111,12 @@ class Journey:
     """One row's columns; None where the file lacks what they are computed from."""
 
     columns: dict[str, list[float] | None]
+    # Per token: high, low, dual: the bound took its gradient away; capped: it made it smaller.
     clip: list[str]
+    outside: list[bool] | None  # beyond the bound, clipped or not; None = there is no bound
 
     def totals(self) -> dict[str, float | int | None]:
+        """Return the sums that the page shows above the table."""
         return {
             "reward": _total(self.columns["token_level_rewards"]),
             "clipped": sum(bool(mark) for mark in self.clip),
@@ -56,52 +124,55 @@ class Journey:
         }
 
 
-def logged_journey(rows: Rows, number: int, own: Settings, kind: str, samples: int) -> Journey:
-    """A row as it was, with what follows from its numbers at the run's own settings."""
-    kept = read_kept(rows, samples)
-    if number not in kept.slot_of:
-        return _nothing(rows, number)
-    return _row_of(from_log(kept, own, kind), kept, number)
+def logged_journey(rows: Rows, number: int, own: Settings, samples: int) -> Journey:
+    """Return a row as it was, with what follows from its numbers at the run's own settings."""
+    tensors = stack_rows(rows, samples)
+    if number not in tensors.index_of or own.unknown:
+        return _only_logged(rows, number)
+    return _row_of(from_log(tensors, own), tensors, number)
 
 
 def recompute(
-    rows: Rows, number: int, own: Settings, settings: Settings, kind: str, samples: int
+    rows: Rows, number: int, own: Settings, settings: Settings, samples: int
 ) -> tuple[Journey, Journey, str | None]:
-    """(as it was, as it would be, what to keep in mind)."""
-    kept = read_kept(rows, samples)
-    if number not in kept.slot_of:
-        nothing = _nothing(rows, number)
-        return nothing, nothing, "This row lacks columns, so nothing can be computed from it."
-    before = _row_of(from_log(kept, own, kind), kept, number)
-    after = _row_of(from_settings(kept, settings, kind, samples), kept, number)
-    return before, after, _note(kept, number, own, settings, kind, samples)
+    """Return the row as it was, as it would be, and what to keep in mind."""
+    tensors = stack_rows(rows, samples)
+    if number not in tensors.index_of:
+        logged = _only_logged(rows, number)
+        return logged, logged, "This row lacks columns, so nothing can be computed from it."
+    before = _row_of(from_log(tensors, own), tensors, number)
+    after = _row_of(from_settings(tensors, settings), tensors, number)
+    return before, after, _note(tensors, number, own, settings)
 
 
-def from_log(kept: Kept, own: Settings, kind: str) -> Stages:
-    """The logged numbers, and what follows from them."""
-    return _finish(kept, kept.logged, own, kind)
+def from_log(tensors: RowTensors, own: Settings) -> Stages:
+    """Return the logged columns and what follows from them."""
+    return _finish(tensors, tensors.columns, own)
 
 
-def from_settings(kept: Kept, settings: Settings, kind: str, samples: int) -> Stages:
-    """Everything from the log-probs on, in the order of an iteration."""
-    mask, logged = kept.mask, kept.logged
-    kl = estimate_kl(settings.kl_estimator, logged["old_log_probs"], logged["ref_log_probs"], mask)
-    token_level_scores = place_scores(kept.scores, mask)
-    rewards = shape_rewards(token_level_scores, kl, settings.beta)
-    values = logged["values"] if settings.traits.needs_critic else torch.zeros_like(rewards)
+def from_settings(tensors: RowTensors, settings: Settings) -> Stages:
+    """Compute everything from the log-probs on, in the order of an iteration."""
+    mask, logged = tensors.mask, tensors.columns
+    old, ref = logged["old_log_probs"], logged["ref_log_probs"]
+    kl = estimate_kl(settings.kl.estimator, old, ref, mask)
+    token_level_scores = place_scores(tensors.scores, mask)
+    rewards = shape_rewards(token_level_scores, kl, settings.kl.coef)
+    has_critic = settings.advantage.traits.needs_critic
+    values = logged["values"] if has_critic else torch.zeros_like(rewards)
     inputs = AdvantageInputs(
         rewards=rewards,
         values=values,
-        final_values=kept.final_values,
-        scores=kept.scores,
-        greedy_scores=kept.greedy_scores,
+        final_values=tensors.final_values,
+        scores=tensors.scores,
+        greedy_scores=tensors.greedy_scores,
         mask=mask,
-        samples=samples,
+        samples=tensors.samples,
     )
     advantages = estimate_advantages(settings.advantage, inputs)
     returns = advantages + values
-    moments = _moved(kept, advantages)
-    policy_advantages = whiten(advantages, mask, moments) if settings.whiten else advantages
+    policy_advantages = advantages
+    if settings.advantage.whitens:
+        policy_advantages = whiten(advantages, mask, _moved(tensors, advantages))
     recomputed = {
         "kl": kl,
         "token_level_scores": token_level_scores,
@@ -111,104 +182,116 @@ def from_settings(kept: Kept, settings: Settings, kind: str, samples: int) -> St
         "returns": returns,
         "policy_advantages": policy_advantages,
     }
-    return _finish(kept, {**logged, **recomputed}, settings, kind)
+    return _finish(tensors, {**logged, **recomputed}, settings)
 
 
-def _moved(kept: Kept, advantages: Float[Tensor, "rows response"]) -> Moments:
-    """The batch's moments, moved as those of the kept rows move: not at all at own settings."""
-    was = masked_moments(kept.logged["advantages"], kept.mask)
-    now = masked_moments(advantages, kept.mask)
+def _moved(tensors: RowTensors, advantages: Float[Tensor, "rows response"]) -> Moments:
+    """Return the batch's moments, moved as those of the logged rows move: at own settings not."""
+    was = masked_moments(tensors.columns["advantages"], tensors.mask)
+    now = masked_moments(advantages, tensors.mask)
     spread = torch.where(was.variance > 0, now.variance / was.variance, 1.0)
     return Moments(
-        mean=kept.moments.mean + (now.mean - was.mean),
-        variance=kept.moments.variance * spread,
-        count=kept.moments.count,
+        mean=tensors.moments.mean + (now.mean - was.mean),
+        variance=tensors.moments.variance * spread,
+        count=tensors.moments.count,
     )
 
 
-def _finish(kept: Kept, columns: dict[str, Tensor], settings: Settings, kind: str) -> Stages:
-    mask = kept.mask
-    final_values = kept.final_values
-    if not settings.traits.needs_critic:
+def _finish(tensors: RowTensors, columns: dict[str, Tensor], settings: Settings) -> Stages:
+    """Add the columns that no file has."""
+    mask, final_values = tensors.mask, tensors.final_values
+    if not settings.advantage.traits.needs_critic:
         final_values = torch.zeros_like(final_values)
-    td_errors = gae(  # lambda 0 leaves the one-step error alone
+    deltas = gae(  # lambda 0 leaves the one-step error alone
         columns["token_level_rewards"],
         columns["values"],
         final_values,
         mask,
-        settings.gamma,
+        settings.advantage.gamma,
         lam=0.0,
     )
-    loss = _policy_loss(kept, columns["policy_advantages"], settings, kind)
-    computed = {
-        "td_errors": td_errors,
-        "ratio": torch.where(mask, loss.ratio, 0.0),
-        "objective": torch.where(mask, -loss.per_token, 0.0),
-    }
-    return Stages({**columns, **computed}, loss)
+    inputs = LossInputs(
+        new_log_probs=columns["new_log_probs"],
+        old_log_probs=columns["old_log_probs"],
+        advantages=columns["policy_advantages"],
+        mask=mask,
+    )
+    ratio, objective, clipped, outside = inputs.ratio, None, {}, None
+    if settings.update is not None:
+        loss, clipped = _policy_loss(settings.update, inputs)
+        ratio, outside = loss.ratio, loss.outside
+        weighted = loss.per_token.detach() * columns["correction_weights"]
+        objective = torch.where(mask, -weighted, 0.0)
+    computed = {"deltas": deltas, "ratio": torch.where(mask, ratio, 0.0), "objective": objective}
+    return Stages({**columns, **computed}, clipped, outside)
 
 
 def _policy_loss(
-    kept: Kept, advantages: Float[Tensor, "rows response"], settings: Settings, kind: str
-) -> PolicyLoss:
-    """The loss at these settings. Kinds without a clip have the bare surrogate."""
-    new, old = kept.logged["new_log_probs"], kept.logged["old_log_probs"]
-    update = {"gspo": GspoUpdate, "cispo": CispoUpdate}.get(kind, ClipUpdate).model_construct(
-        kind=kind if kind in ("gspo", "cispo") else "clip",
-        eps_low=1.0 if settings.eps_low is None else settings.eps_low,
-        eps_high=float("inf") if settings.eps_high is None else settings.eps_high,
-        dual_clip=settings.dual_clip,
-    )
-    return policy_loss(update, LossInputs(new, old, advantages, kept.mask))
+    update: AnyUpdate, inputs: LossInputs
+) -> tuple[PolicyLoss, dict[str, Bool[Tensor, "rows response"]]]:
+    """Return the loss, and where its bound did what; a gradient that is left tells "capped"."""
+    new_log_probs = inputs.new_log_probs.detach().requires_grad_()
+    with torch.enable_grad():
+        loss = policy_loss(update, replace(inputs, new_log_probs=new_log_probs))
+        [gradient] = torch.autograd.grad(loss.per_token.sum(), new_log_probs)
+    return loss, {
+        "high": loss.clipped_high & inputs.mask,
+        "low": loss.clipped_low & inputs.mask,
+        "dual": loss.clipped_dual & inputs.mask,
+        "capped": loss.clipped & (gradient != 0) & inputs.mask,
+    }
 
 
-def _row_of(stages: Stages, kept: Kept, number: int) -> Journey:
-    slot, size = kept.slot_of[number], kept.lengths[number]
+def _row_of(stages: Stages, tensors: RowTensors, number: int) -> Journey:
+    index, size = tensors.index_of[number], tensors.lengths[number]
 
     def cut(x: Tensor) -> list[Any]:
-        return x[slot, :size].tolist()
+        return x[index, :size].tolist()
 
-    mask, loss = kept.mask, stages.loss
-    marks = zip(
-        cut(loss.clipped_high & mask),
-        cut(loss.clipped_low & mask),
-        cut(loss.clipped_dual & mask),
-        strict=True,
-    )
-    return Journey(
-        columns={name: cut(x) for name, x in stages.columns.items()},
-        clip=[
-            "high" if high else "low" if low else "dual" if dual else ""
-            for high, low, dual in marks
-        ],
-    )
+    clip = [""] * size
+    for word, where in stages.clipped.items():  # a later word is the more exact one
+        clip = [word if here else mark for here, mark in zip(cut(where), clip, strict=True)]
+    columns = {name: None if x is None else cut(x) for name, x in stages.columns.items()}
+    return Journey(columns, clip, None if stages.outside is None else cut(stages.outside))
 
 
-def _nothing(rows: Rows, number: int) -> Journey:
+def _only_logged(rows: Rows, number: int) -> Journey:
     row = rows.by_number[number]
-    logged = {name: numbers(row, name) for name in NEEDED}
-    return Journey({**logged, **dict.fromkeys(COMPUTED)}, [""] * length(row))
+    columns = {c.name: None if c.computed else numbers(row, c.name) for c in COLUMNS}
+    return Journey(columns, [""] * length(row), outside=None)
 
 
-def _note(
-    kept: Kept, number: int, own: Settings, settings: Settings, kind: str, samples: int
-) -> str | None:
-    sentences = []
-    if settings != own and settings.whiten:
+def _note(tensors: RowTensors, number: int, own: Settings, settings: Settings) -> str | None:
+    sentences, traits = [], settings.advantage.traits
+    if settings != own and settings.advantage.whitens:
         sentences.append(
-            f"Whitening saw the whole batch, of which {len(kept.slot_of)} rows are kept: its "
-            f"mean and variance are moved as theirs are."
+            f"Whitening saw the whole batch, of which {len(tensors.index_of)} rows are in the "
+            f"file: its mean and variance are moved as theirs are."
         )
-    if settings != own and settings.traits.needs_critic:
+    if settings != own and traits.needs_critic:
         sentences.append("The critic's values stay as they were logged.")
-    if settings.traits.by_group and number // samples not in kept.complete_groups:
+    if traits.by_group and number // tensors.samples not in tensors.complete_groups:
         sentences.append("Rows of this group are missing: its baseline is that of the others.")
-    if kind not in ("clip", "gspo", "cispo"):
+    if settings.update is None:
+        sentences.append("This version does not know the run's kind of update: no objective.")
+    elif settings.update.needs_old_policy:
         sentences.append(
-            f"The update was {kind}; the objective shown is ratio x advantage, clipped if asked."
+            "The loss used the old policy's whole distribution, which the file does not hold: the "
+            "objective shown has an estimate from the sampled tokens in its place."
         )
     return " ".join(sentences) or None
 
 
 def _total(column: list[float] | None) -> float | None:
     return None if column is None else sum(column)
+
+
+def _known(mapping: dict[str, Any] | None, name: str) -> float:
+    """Return a number of a row; 0 where there is none, as an unscored row trains with 0."""
+    value = as_number((mapping or {}).get(name))
+    return value if value == value else 0.0
+
+
+def _padded(rows: Sequence[Sequence[float]], width: int) -> Float[Tensor, "rows width"]:
+    padded = [[*row, *[0.0] * (width - len(row))] for row in rows] or [[0.0] * width]
+    return torch.tensor(padded, dtype=torch.float32)

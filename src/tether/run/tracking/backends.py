@@ -1,4 +1,4 @@
-"""The four trackers behind one shape. Each package is imported only where it is asked for.
+"""The four trackers behind one protocol. Each package is imported only when it is used.
 
 Nothing leaves the machine unless the tracker's own environment variables say so: Weights & Biases
 is offline, MLflow and Trackio keep their files in the run, and what these packages would tell
@@ -38,14 +38,14 @@ QUIET = {
 
 @runtime_checkable
 class Sink(Protocol):
-    """One run in one tracker. Given the `key` again, it goes on with that run."""
+    """One run in one tracker. Opened with the same `key`, it continues that run."""
 
     key: str
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
     def flush(self) -> None:
-        """What was logged survives this process from here on."""
+        """Make what was logged survive the end of this process."""
         ...
 
     def close(self) -> None: ...
@@ -54,7 +54,7 @@ class Sink(Protocol):
 def open_sink(
     tracker: str, name: str, folder: Path, config: Mapping[str, Any], key: str | None
 ) -> Sink:
-    """Begin a run called `name`, or go on with the one of that key."""
+    """Start a run called `name`, or continue the one of that key."""
     for variable, value in QUIET.get(tracker, {}).items():
         os.environ.setdefault(variable, value)
     try:
@@ -84,7 +84,8 @@ class TensorBoard:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self.event, self.summary = event_pb2.Event, summary_pb2.Summary
+        self.event: Any = vars(event_pb2)["Event"]  # made when the module is imported
+        self.summary: Any = vars(summary_pb2)["Summary"]
         self.key = folder.name  # every file in the folder is a part of the same run
         self.writer = EventFileWriter(str(folder))
 
@@ -104,7 +105,7 @@ class WandB:
     """Steps are a column of their own: wandb drops what comes for a step before its newest."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any], key: str | None):
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         self.key = key or uuid.uuid4().hex[:12]
         self.run = wandb.init(
@@ -130,7 +131,7 @@ class WandB:
 class Trackio:
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any], key: str | None):
         os.environ.setdefault("TRACKIO_DIR", str(folder))
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]
 
         self.key = key or f"{name}-{uuid.uuid4().hex[:6]}"
         self.run = trackio.init(
@@ -158,8 +159,8 @@ class MLflow:
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any], key: str | None):
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve() / 'mlflow.db'}")
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
         self.metric, self.client = Metric, MlflowClient()
         self.key = key or self._begin(name, config, Param)

@@ -21,12 +21,14 @@ LONGEST_REASON = 300  # characters; a tracker may say anything
 
 
 class Trackers:
+    """The tracker processes of one run."""
+
     def __init__(self, run: Path, names: Sequence[str]) -> None:
         self.run, self.names = run, names
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> list[Event]:
-        """Start them all; what is returned could not even be started."""
+        """Start all trackers; return an event for each that could not be started."""
         problems = []
         for name in dict.fromkeys(self.names):
             try:
@@ -36,7 +38,7 @@ class Trackers:
         return problems
 
     def ended(self) -> list[Event]:
-        """Those that ended since the last time: none should, while the run goes on."""
+        """Return an event for each tracker that ended since the last call: none should."""
         problems = []
         for name, process in list(self.processes.items()):
             code = process.poll()
@@ -46,10 +48,11 @@ class Trackers:
         return problems
 
     def close(self) -> list[Event]:
-        """Let them send the last lines; who needs longer than the grace is stopped."""
+        """Let the trackers send the last lines; stop those that need more than GRACE_SECONDS."""
         problems = self.ended()
         for process in self.processes.values():
-            process.stdin.close()
+            if process.stdin is not None:
+                process.stdin.close()
         deadline = time.monotonic() + GRACE_SECONDS
         for name, process in self.processes.items():
             try:
@@ -85,7 +88,7 @@ class Trackers:
         return self.run / TRACKERS / f"{name}.log"
 
     def _reason(self, name: str, code: int) -> str:
-        """What it said itself, where it could."""
+        """Return the tracker's own last words, or its exit code."""
         with contextlib.suppress(OSError):
             log = self._log(name).read_text(encoding="utf-8", errors="replace")
             said = [line for line in log.splitlines() if line.startswith(SAYS)]
@@ -99,7 +102,7 @@ class Trackers:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """And what it started."""
+    """Kill the process and all that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

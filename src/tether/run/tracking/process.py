@@ -1,4 +1,4 @@
-"""A reader of a run that hands its numbers to one tracker, in a process of its own.
+"""Forward a run's numbers to one tracker, in a process of its own that only reads the run.
 
 `python -m tether.run.tracking.process RUN TRACKER` sends what has not been sent yet, and ends.
 With --follow it goes on until its standard input closes. That is how a run starts it: however the
@@ -42,7 +42,7 @@ class Tail:
         self.path, self.offset, self.line = path, 0, 0
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Whole lines since the last time; half a line waits for its other half."""
+        """Yield the complete lines since the last call."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -60,13 +60,13 @@ class Tail:
 
 
 class Position:
-    """Which run of the tracker this is, and the newest iteration that it has of each file."""
+    """The key of the tracker's run, and the newest iteration sent from each file."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / POSITION
-        kept = json.loads(self.path.read_bytes()) if self.path.exists() else {}
-        self.key: str | None = kept.get("key")
-        self.sent: dict[str, int] = dict.fromkeys(PREFIXES, -1) | kept.get("sent", {})
+        saved = json.loads(self.path.read_bytes()) if self.path.exists() else {}
+        self.key: str | None = saved.get("key")
+        self.sent: dict[str, int] = dict.fromkeys(PREFIXES, -1) | saved.get("sent", {})
 
     def save(self) -> None:
         staged = self.path.with_suffix(".tmp")
@@ -75,7 +75,7 @@ class Position:
 
 
 class Forwarder:
-    """Takes new lines from a run's files to a tracker."""
+    """Sends the new lines of a run's files to a tracker."""
 
     def __init__(self, run: Path, tracker: str, folder: Path) -> None:
         self.position = Position(folder)
@@ -87,7 +87,7 @@ class Forwarder:
         self.position.save()
 
     def forward(self) -> None:
-        """One call a step: metrics and timings of an iteration, evaluations by iterations done."""
+        """Log each new iteration once: its metrics, timings and evaluations together."""
         steps: dict[int, dict[str, float]] = defaultdict(dict)
         sent = dict(self.position.sent)
         for name, tail in self.tails.items():
@@ -104,7 +104,7 @@ class Forwarder:
 
 
 def numbers_in(record: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """The numbers of a line by name; what was not finite (null) and what is no number is left."""
+    """Return the numbers of a line by name, without null (not finite), text and booleans."""
     found: dict[str, float] = {}
     for name, value in record.items():
         if name in KEYS:
@@ -119,9 +119,9 @@ def numbers_in(record: Mapping[str, Any], prefix: str) -> dict[str, float]:
 def track(run: Path, tracker: str, ended: threading.Event) -> None:
     """Send what there is and what comes, until `ended` is set and all of it is sent."""
     if not is_run(run):
-        raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
+        raise UserError(f"{run} is not a run: there is no {CONFIG} in it.")
     if tracker not in NAMES:
-        raise UserError(f"{tracker!r} is no tracker; there are {', '.join(NAMES)}.")
+        raise UserError(f"{tracker!r} is not a tracker; there are {', '.join(NAMES)}.")
     folder = run / TRACKERS / tracker
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:
@@ -136,8 +136,7 @@ def track(run: Path, tracker: str, ended: threading.Event) -> None:
 
 
 def end_with_input(ended: threading.Event) -> None:
-    """Set `ended` when standard input closes. The kernel then ends this process if the tracker
-    hangs: an alarm needs nobody's help."""
+    """Set `ended` when standard input closes; an alarm then ends a process whose tracker hangs."""
 
     def wait() -> None:
         while os.read(0, 1 << 10):  # not sys.stdin, whose lock would be held at exit
@@ -167,7 +166,7 @@ def main() -> None:
     except UserError as error:
         print(f"{SAYS}{error}", file=sys.stderr)
         sys.exit(2)
-    except Exception as error:  # a tracker may raise anything; whoever started this reads why
+    except Exception as error:  # a tracker may raise anything; the run reads why
         traceback.print_exc()
         print(f"{SAYS}{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)

@@ -68,7 +68,7 @@ export class Board {
   }
 
   offer(names) {
-    if (this.more.contains(document.activeElement)) return; // somebody is choosing
+    if (this.more.contains(document.activeElement)) return; // a choice is being made
     const options = [["", t("choose")], ...names.map((name) => [name, name])];
     const add = (name) => {
       if (name) this.added.push(name);

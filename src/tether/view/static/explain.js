@@ -4,7 +4,7 @@
 import { number, percent, setting, term } from "./text.js";
 import { t } from "./words.js";
 
-// {name, formula, sentence} a step; a step whose numbers an older run lacks is left out.
+// One {name, formula, sentence} per step; a step whose numbers an older run lacks is left out.
 export function explainToken(row, settings, at) {
   const cell = (column) => row.columns[column]?.[at] ?? null;
   const next = nextSampled(row.mask, at);
@@ -16,6 +16,7 @@ export function explainToken(row, settings, at) {
     advantage(cell, row, settings, next),
     whitened(cell, row, settings),
     ratio(cell, row, settings, at),
+    objective(cell, settings),
   ].filter(Boolean);
 }
 
@@ -64,7 +65,7 @@ function valueAfter(row, next) {
 }
 
 function surprise(cell, row, { gamma, needs_critic: needsCritic }, next) {
-  const [delta, r, value] = [cell("td_errors"), cell("token_level_rewards"), cell("values")];
+  const [delta, r, value] = [cell("deltas"), cell("token_level_rewards"), cell("values")];
   const after = valueAfter(row, next);
   if (!needsCritic || !has(delta, r, value, after)) return null;
   const numbers = `${number(r)} + ${setting(gamma)} × ${term(after)} − ${term(value)}`;
@@ -76,11 +77,11 @@ function surprise(cell, row, { gamma, needs_critic: needsCritic }, next) {
 
 function advantage(cell, row, settings, next) {
   const { gamma, lam, estimator, needs_critic: needsCritic } = settings;
-  const [a, delta] = [cell("advantages"), cell("td_errors")];
+  const [a, delta] = [cell("advantages"), cell("deltas")];
   if (!has(a)) return null;
   if (!needsCritic) {
-    const sentence = t("say_group", { estimator });
-    return { name: t("step_advantage"), formula: `${settings.formula} = ${number(a)}`, sentence };
+    const formula = `${settings.advantage_formula} = ${number(a)}`;
+    return { name: t("step_advantage"), formula, sentence: t("say_group", { estimator }) };
   }
   const later = next === null ? 0 : row.columns.advantages[next];
   if (!has(delta, later)) return null;
@@ -100,22 +101,31 @@ function balance(delta, later, a) {
   return delta < 0 ? "say_carried_up" : "say_kept_up";
 }
 
-function whitened(cell, row, { whiten }) {
+function whitened(cell, row, { whitens }) {
   const [a, policy] = [cell("advantages"), cell("policy_advantages")];
   const { mean, variance } = row.row.whitening ?? {};
-  if (!whiten || !has(a, policy, mean, variance)) return null;
+  if (!whitens || !has(a, policy, mean, variance)) return null;
   const numbers = `(${number(a)} − ${term(mean)}) / √${number(variance)}`;
   return { name: t("step_whiten"), formula: `${numbers} = ${number(policy)}`, sentence: t("say_whiten") };
 }
 
-function ratio(cell, row, { eps_low: epsLow, eps_high: epsHigh }, at) {
+function ratio(cell, row, { bound }, at) {
   const rho = cell("ratio");
   if (!has(rho)) return null;
   const formula = `ρ = exp(log π_new − log π_old) = ${number(rho)}`;
-  if (!has(epsLow, epsHigh)) return { name: t("step_ratio"), formula, sentence: "" };
-  const range = { low: setting(1 - epsLow), high: setting(1 + epsHigh) };
-  const inside = rho >= 1 - epsLow && rho <= 1 + epsHigh;
+  if (!row.outside) return { name: t("step_ratio"), formula, sentence: "" };
   const state = row.clip[at];
-  const words = state ? `say_clip_${state}` : inside ? "say_inside" : "say_outside";
-  return { name: t("step_ratio"), formula, sentence: t(words, range) };
+  const words = state ? `say_clip_${state}` : row.outside[at] ? "say_outside" : "say_inside";
+  return { name: t("step_ratio"), formula, sentence: t(words, { bound }) };
+}
+
+function objective(cell, { objective_formula: formula }) {
+  const [value, weight] = [cell("objective"), cell("correction_weights")];
+  if (!formula || !has(value)) return null;
+  const corrected = has(weight);
+  return {
+    name: t("step_objective"),
+    formula: `${number(value)} = ${corrected ? `${number(weight)} × (${formula})` : formula}`,
+    sentence: corrected ? t("say_corrected") : "",
+  };
 }

@@ -1,5 +1,5 @@
 // What each metric means. English comes with the run, from the glossary that the docs are made
-// of; Chinese is kept here. A metric without an entry keeps its English one.
+// of; Chinese is here. A metric without an entry is shown in English.
 
 import { spoken } from "./words.js";
 
@@ -18,7 +18,7 @@ const CHINESE_MEANINGS = {
   "reward/mean": "各行“得分 − beta × KL”的均值，也就是 PPO 所最大化的量。应当上升。",
   "advantage/mean": "白化之前每个 token 的平均优势。Critic 跟上之后应接近 0。",
   "advantage/std": "白化之前优势的离散程度。Critic 学得越好，它越小。",
-  "advantage/zero_spread_share": "组内得分全部相同的组所占比例，这些组除了奖励中的 KL 之外学不到东西（`grpo` 则什么也学不到）。接近 1 说明题目太易或太难。",
+  "advantage/zero_spread_share": "组内得分全部相同的组所占比例，这些组除了奖励中的 KL 之外学不到东西（grpo 则什么也学不到）。接近 1 说明题目太易或太难。",
   "value/mean": "Critic 给出的平均价值。从 0 开始，应逐渐接近平均奖励。",
   "critic/explained_variance": "Critic 更新前能解释的回报方差比例。1 为完美，0 相当于常数，负数比常数还差。",
   "actor/penalty_coef": "本轮损失中相对旧策略 KL 的权重（仅 penalty）。",
@@ -55,7 +55,13 @@ const CHINESE_MEANINGS = {
 export function meaningOf(name, glossary) {
   if (spoken() === "zh" && Object.hasOwn(CHINESE_MEANINGS, name)) return CHINESE_MEANINGS[name];
   const entry = Object.hasOwn(glossary ?? {}, name) ? glossary[name] : null; // "constructor" has none
-  return entry ? `${sentence(entry.meaning)} ${entry.reading}` : "";
+  // The docs mark names by backticks; here they would show.
+  return entry ? `${sentence(entry.meaning)} ${entry.reading}`.replaceAll("`", "") : "";
+}
+
+// One line about a per-token column, from the list that writer, trace and page share.
+export function columnMeaning(name, columns) {
+  return Object.hasOwn(columns ?? {}, name) ? (columns[name][spoken()] ?? "") : "";
 }
 
 function sentence(text) {

@@ -5,6 +5,7 @@ import { get, runPath } from "./api.js";
 import { draw, line, markAt } from "./charts.js";
 import { h, labelled, link, scrollTable, select } from "./dom.js";
 import { explainToken } from "./explain.js";
+import { columnMeaning } from "./glossary.js";
 import { currentPlace, noteChoice } from "./place.js";
 import { runTabs } from "./run.js";
 import { CLIP, ClipScale, Scale } from "./scale.js";
@@ -22,8 +23,8 @@ export async function rowView(page, id, iteration, which) {
   const path = runPath(id, "rollouts", iteration, which);
   const [about, row] = await Promise.all([get(runPath(id)), get(path)]);
   page.problems([...about.problems, ...row.problems]);
-  const journey = new Journey(row, about.whatif);
-  const panel = whatIfPanel(path, row, about.whatif);
+  const journey = new Journey(row, row.settings, about.columns);
+  const panel = whatIfPanel(path, row);
   const href = link("run", id, "iteration", iteration);
   const up = h("a", { href }, t("iteration_n", { n: iteration }));
   return {
@@ -35,7 +36,7 @@ export async function rowView(page, id, iteration, which) {
       texts(row.row),
       journey.element,
       panel.element,
-      h("details", { class: "card" }, h("summary", {}, t("all_columns")), everyNumber(row, journey)),
+      h("details", { class: "card" }, h("summary", {}, t("all_columns")), everyNumber(row, journey, about.columns)),
     ),
     async start() {
       await Promise.all([journey.chart(), panel.start()]);
@@ -104,8 +105,8 @@ function callTable(calls) {
 }
 
 class Journey {
-  constructor(row, settings) {
-    Object.assign(this, { row, settings, at: firstSampled(row.mask) });
+  constructor(row, settings, meanings) {
+    Object.assign(this, { row, settings, meanings, at: firstSampled(row.mask) });
     this.columns = Object.keys(row.columns).filter((name) => row.columns[name]?.some((x) => x !== null));
     if (row.clip?.length) this.columns.push(CLIP);
     const asked = currentPlace().choices.get("colour");
@@ -116,14 +117,14 @@ class Journey {
     this.plot = h("div", { class: "plot", role: "img", "aria-label": t("along") });
     const options = this.columns.map((name) => [name, name]);
     const colours = select(options, this.column, (name) => this.colour(name));
-    const walk = { keydown: (event) => this.walk(event) };
+    const keys = { keydown: (event) => this.move(event) };
     const along = h("div", {}, h("h3", {}, t("along")), lineLegend(), this.plot);
     this.element = h(
       "section",
       { class: "card" },
       h("h2", {}, t("journey")),
       h("div", { class: "bar" }, labelled(t("colour_by"), colours), this.legend),
-      h("div", { class: "chips", role: "group", "aria-label": t("journey"), on: walk }, this.chips),
+      h("div", { class: "chips", role: "group", "aria-label": t("journey"), on: keys }, this.chips),
       row.mask.includes(false) ? maskedKey() : null,
       h("p", { class: "muted" }, t("token_help")),
       h("div", { class: "halves" }, this.detail, along),
@@ -159,11 +160,12 @@ class Journey {
       delete chip.dataset.clip;
       if (this.row.mask[at]) scale.paint(chip, values[at]);
     });
-    this.legend.replaceChildren(scale.legend());
+    const meaning = columnMeaning(name, this.meanings);
+    this.legend.replaceChildren(scale.legend(), h("p", { class: "muted" }, meaning));
   }
 
-  // One stop for the tab key, arrows within: a response may have a thousand tokens.
-  walk(event) {
+  // The tab key stops once, the arrow keys move within: a response may have a thousand tokens.
+  move(event) {
     const last = this.chips.length - 1;
     const to = { ArrowRight: this.at + 1, ArrowLeft: this.at - 1, Home: 0, End: last }[event.key];
     if (to === undefined) return;
@@ -220,7 +222,7 @@ function firstSampled(mask) {
   return Math.max(0, mask.indexOf(true));
 }
 
-function everyNumber(row, journey) {
+function everyNumber(row, journey, meanings) {
   const names = Object.keys(row.columns).filter((name) => row.columns[name]);
   const cell = (x) => h("td", { class: "num", title: fullValue(x) }, number(x));
   const state = (at) => (row.clip?.[at] ? t(`clip_${row.clip[at]}`) : "");
@@ -233,6 +235,6 @@ function everyNumber(row, journey) {
       h("td", {}, row.mask[at] ? state(at) : t("masked")),
     ),
   );
-  const heads = [[t("token")], ...names.map((name) => [name, "num"]), [CLIP]];
+  const heads = [[t("token")], ...names.map((name) => [name, "num", columnMeaning(name, meanings)]), [CLIP]];
   return scrollTable(t("all_columns"), "scroll tall", "numbers", heads, lines);
 }

@@ -16,10 +16,10 @@ export function runsView(page) {
 class RunsView {
   constructor(page) {
     this.page = page;
-    this.colours = new Map(); // run -> index of its colour, kept while it is ticked
+    this.colours = new Map(); // run -> index of its colour, while it is ticked
     this.listed = [];
     this.chosen = new Set();
-    this.touched = false; // nobody has ticked anything yet
+    this.touched = false; // whether a run has been ticked by hand
     this.stale = true; // what is ticked differs from what is drawn
     this.find = h("input", { type: "search", on: { input: () => this.list() } });
     this.items = h("ul", { class: "runs" });

@@ -5,7 +5,7 @@ import { fullValue, number } from "./text.js";
 import { t } from "./words.js";
 
 export const CLIP = "clip";
-const CLIP_STATES = ["", "high", "low", "dual"];
+const CLIP_STATES = ["", "high", "low", "dual", "capped"];
 
 // A ratio of one is "no change"; everything else is read against zero.
 export function centreOf(column) {

@@ -72,9 +72,9 @@ export class RunSeries {
   }
 }
 
-const kept = new Map(); // so that coming back to a run asks only for what is new
+const cache = new Map(); // so that coming back to a run asks only for what is new
 
 export function seriesOf(id) {
-  if (!kept.has(id)) kept.set(id, new RunSeries(id));
-  return kept.get(id);
+  if (!cache.has(id)) cache.set(id, new RunSeries(id));
+  return cache.get(id);
 }

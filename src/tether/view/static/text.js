@@ -14,7 +14,7 @@ function decimal(x) {
   return size >= 1e-4 && size < 1e6 ? x.toPrecision(4) : x.toExponential(3);
 }
 
-// A setting as somebody wrote it: 0.2, not 0.2000.
+// A setting as it was written: 0.2, not 0.2000.
 export function setting(x) {
   return typeof x === "number" ? String(Number(x.toPrecision(6))).replace("-", MINUS) : MISSING;
 }

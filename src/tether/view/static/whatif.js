@@ -1,5 +1,6 @@
 // What if beta were twice as large? Sliders and choices; the server computes the row again with
-// the functions that trained it, and both answers stand side by side.
+// the functions that trained it, and both answers stand side by side. Which settings there are,
+// and within which bounds, the server says: each is a field of the config.
 
 import { Refused, exported, get } from "./api.js";
 import { button, debounce, h, labelled, select } from "./dom.js";
@@ -7,21 +8,11 @@ import { currentPlace, noteChoice } from "./place.js";
 import { fullValue, number, visibleToken } from "./text.js";
 import { t } from "./words.js";
 
-// How far a slider reaches; the number beside it may go further.
-const SLIDERS = {
-  beta: { min: 0, max: (own) => Math.max(0.2, 5 * own), step: 0.001 },
-  gamma: { min: 0, max: () => 1, step: 0.01 },
-  lam: { min: 0, max: () => 1, step: 0.01 },
-  eps_low: { min: 0.01, max: () => 1, step: 0.01 },
-  eps_high: { min: 0.01, max: () => 1, step: 0.01 },
-};
-const CHOICES = { estimator: "estimators", kl_estimator: "kl_estimators" };
-const SETTINGS = ["beta", "kl_estimator", "gamma", "lam", "estimator", "eps_low", "eps_high", "dual_clip"];
-const USUAL_DUAL_CLIP = 3;
+const NONE = "none"; // no such bound
 
-export function whatIfPanel(path, row, allowed) {
+export function whatIfPanel(path, row) {
   if (exported()) return { element: closed(t("whatif_export")), start() {} };
-  const panel = new WhatIf(path, row, allowed);
+  const panel = new WhatIf(path, row);
   return { element: panel.element, start: () => panel.begin() };
 }
 
@@ -30,12 +21,8 @@ function closed(sentence) {
 }
 
 class WhatIf {
-  constructor(path, row, allowed) {
-    Object.assign(this, { path, row, allowed, asked: 0, changed: new Map(), own: {} });
-    for (const name of SETTINGS) {
-      const value = currentPlace().choices.get(name);
-      if (value !== null) this.changed.set(name, value);
-    }
+  constructor(path, row) {
+    Object.assign(this, { path, row, asked: 0, changed: new Map(), settings: [] });
     this.later = debounce(150, () => this.ask());
     this.controls = h("div", { class: "controls" });
     this.said = h("p", { class: "muted", role: "status" });
@@ -54,72 +41,83 @@ class WhatIf {
     );
   }
 
-  // The run's own settings come from the server: beta may have been steered from row to row.
+  // They come with the row: a controller may have moved the run's own from iteration to iteration.
   async begin() {
     try {
-      this.own = (await get(`${this.path}/whatif`)).settings;
+      this.settings = (await get(`${this.path}/whatif`)).controls;
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       this.said.textContent = error.message;
       return;
+    }
+    for (const { name } of this.settings) {
+      const value = currentPlace().choices.get(name);
+      if (value !== null) this.changed.set(name, value);
     }
     this.build();
     await this.ask();
   }
 
   build() {
-    const fields = SETTINGS.filter((name) => name in this.own).map((name) => this.field(name));
-    this.controls.replaceChildren(...fields);
+    this.controls.replaceChildren(...this.settings.map((setting) => this.field(setting)));
   }
 
-  value(name) {
-    return this.changed.get(name) ?? this.own[name];
+  at({ name, value }) {
+    return this.changed.get(name) ?? value;
   }
 
-  field(name) {
-    if (name in CHOICES) {
-      const options = this.allowed[CHOICES[name]].map((choice) => [choice, choice]);
-      return labelled(t(name), select(options, this.value(name), (value) => this.set(name, value)));
-    }
-    return name === "dual_clip" ? this.dualClip() : this.slider(name);
+  field(setting) {
+    const field = setting.options
+      ? this.choice(setting)
+      : setting.optional
+        ? this.switched(setting)
+        : this.slider(setting);
+    field.title = setting.doc;
+    return field;
   }
 
-  slider(name) {
-    const { min, max, step } = SLIDERS[name];
-    const at = this.value(name) ?? "";
+  choice(setting) {
+    const options = setting.options.map((option) => [option, option]);
+    const change = (value) => this.set(setting, value);
+    return labelled(setting.name, select(options, String(this.at(setting)), change));
+  }
+
+  slider(setting) {
+    const { name, low, high, step } = setting;
+    const at = this.at(setting) ?? "";
     const follow = (from, to) => () => {
       to.value = from.value;
-      this.set(name, from.value);
+      this.set(setting, from.value);
     };
-    const exact = h("input", { type: "number", min, step: "any", class: "short", value: at });
-    const reach = max(Number(this.own[name]) || 0);
-    const range = h("input", { type: "range", min, max: reach, step, "aria-label": t(name) });
+    const exact = h("input", { type: "number", step: "any", class: "short", value: at });
+    const range = h("input", { type: "range", min: low, max: high, step, "aria-label": name });
     range.value = at;
     range.addEventListener("input", follow(range, exact));
     exact.addEventListener("input", follow(exact, range));
-    const field = labelled(t(name), exact);
+    const field = labelled(name, exact);
     field.classList.add("slider");
     field.append(range);
     return field;
   }
 
-  dualClip() {
-    const at = this.value("dual_clip");
-    const on = at !== null && at !== undefined && at !== "none";
-    const box = h("input", { type: "checkbox", "aria-label": t("dual_clip_on") });
+  // A bound that may be absent: a box to tick, and its number.
+  switched(setting) {
+    const at = this.at(setting);
+    const on = at !== null && at !== NONE;
+    const box = h("input", { type: "checkbox", "aria-label": t("use", { name: setting.name }) });
     box.checked = on;
-    const value = on ? at : USUAL_DUAL_CLIP;
-    const exact = h("input", { type: "number", min: 1, step: "any", class: "short", value });
-    const follow = () => this.set("dual_clip", box.checked ? exact.value : "none");
+    const value = on ? at : setting.usual;
+    const exact = h("input", { type: "number", step: "any", class: "short", value });
+    const follow = () => this.set(setting, box.checked ? exact.value : NONE);
     box.addEventListener("change", follow);
     exact.addEventListener("input", () => box.checked && follow());
-    const field = labelled(t("dual_clip"), exact);
+    const field = labelled(setting.name, exact);
     field.append(h("span", { class: "field" }, box, exact));
     return field;
   }
 
-  set(name, value) {
-    if (value === "" || value === String(this.own[name] ?? "none")) this.changed.delete(name);
+  set({ name, value: own }, value) {
+    if (value === "" || value === String(own ?? NONE)) this.changed.delete(name);
     else this.changed.set(name, value);
     noteChoice(name, this.changed.get(name));
     this.later();
@@ -127,7 +125,7 @@ class WhatIf {
 
   reset() {
     this.changed.clear();
-    for (const name of SETTINGS) noteChoice(name, null);
+    for (const { name } of this.settings) noteChoice(name, null);
     this.build();
     this.ask();
   }
