@@ -14,20 +14,19 @@ from tether.config.load import load_config
 from tether.config.stages import PipelineConfig
 from tether.dist.environment import launched_rank
 from tether.ppo.evaluate import Evaluation
-from tether.ppo.result import Outcome
 from tether.ppo.scoring import Trial
 from tether.run.trust import FLAG, code_and_addresses
 from tether.stages.loop import Record, StageResult, StageWatcher
 from tether.stages.rlhf import PipelineWatcher, Report, Standing, run_pipeline
 from tether.train.loop import Result
-from tether.train.watch import Watcher
+from tether.train.watch import IterationRecord, Watcher
 
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
 EVENTS_SHOWN = 3  # an iteration
 PLAIN_LINES = 20  # progress lines in the course of a run, where there is no terminal
 
 
-class Display(Watcher):
+class Display(Watcher[Evaluation]):
     """The silent watcher's methods, each shown."""
 
     def __init__(self, config: Config) -> None:
@@ -76,10 +75,10 @@ class Display(Watcher):
     def tried(self, trial: Trial) -> None:
         self._say(f"reward     {printable(f'{trial.result} {trial.why} ({trial.where})')}")
 
-    def evaluating(self, prompts: int) -> None:
+    def evaluating(self, rows: int) -> None:
         if self.task is None:
             files = [file.path for file in self.config.data.files("heldout")]
-            self._say(f"evaluating {prompts} held-out prompts of {', '.join(files)} …")
+            self._say(f"evaluating {rows} held-out prompts of {', '.join(files)} …")
 
     def evaluated(self, evaluation: Evaluation) -> None:
         greedy, sampled = evaluation.greedy, evaluation.sampled
@@ -89,29 +88,29 @@ class Display(Watcher):
             f"{score_text(greedy.mean, greedy.binary)}, KL {_kl(evaluation.kl)}"
         )
 
-    def iterated(self, outcome: Outcome, metrics: dict[str, float], texts: list[str]) -> None:
-        total = self.config.train.iterations
-        speed = outcome.timings()["throughput/tokens_per_second"]
+    def iterated(self, record: IterationRecord) -> None:
+        total, metrics = self.config.train.iterations, record.metrics
+        speed = record.timings["throughput/tokens_per_second"]
         numbers = (
             f"score {metrics['score/mean']:.3f}  KL {_kl(metrics.get('kl/sequence_mean'))}  "
             f"entropy {_kl(metrics.get('actor/entropy'))}  {speed:,.0f} tokens/s"
         )
-        done, self.score = outcome.iteration + 1, metrics["score/mean"]
+        done, self.score = record.iteration + 1, metrics["score/mean"]
         if self.task is None:
             self.progress.start()
             self.task = self.progress.add_task("training", total=total, numbers="")
         self.progress.update(self.task, completed=done, numbers=numbers)
         if not self.console.is_terminal and (done == total or _due(done, total, PLAIN_LINES)):
             self._say(f"{done:>5}/{total}  {numbers}")
-        if _due(done, total, SAMPLES_SHOWN):
-            row = done % len(texts)
-            score = f"{float(outcome.scores.values[row]):g}" if outcome.scores.scored[row] else "–"
-            self.prompt = printable(outcome.prompts.texts[row])
-            self._say(f"sample     {self.prompt} → {printable(texts[row])}   (score {score})")
-        for event in outcome.events[:EVENTS_SHOWN]:
+        sample = record.sample
+        if sample is not None and _due(done, total, SAMPLES_SHOWN):
+            score = "–" if sample.score is None else f"{sample.score:g}"
+            self.prompt = printable(sample.prompt)
+            self._say(f"sample     {self.prompt} → {printable(sample.response)}   (score {score})")
+        for event in record.events[:EVENTS_SHOWN]:
             self._say(f"event      {event.kind}, row {event.row}: {printable(event.message)}")
-        if len(outcome.events) > EVENTS_SHOWN:
-            more = len(outcome.events) - EVENTS_SHOWN
+        if len(record.events) > EVENTS_SHOWN:
+            more = len(record.events) - EVENTS_SHOWN
             self._say(f"event      and {more} more, in events.jsonl")
 
     def summary(self, result: Result) -> None:

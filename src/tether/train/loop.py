@@ -17,7 +17,7 @@ from tether.ppo.optimizer import schedule_factor
 from tether.ppo.result import Outcome
 from tether.ppo.roles import Roles
 from tether.ppo.rollout_log import rollout_rows
-from tether.ppo.scoring import response_texts
+from tether.ppo.scoring import response_text
 from tether.ppo.selfcheck import check_start
 from tether.run.directory import EVENTS, REWARD_LOG
 from tether.run.metrics import Event
@@ -26,7 +26,7 @@ from tether.run.writer import NoWriter, RunWriter, note_end, note_interrupt
 from tether.train.checkpoint import Progress, save_checkpoint
 from tether.train.fingerprint import Inputs, prompts_digest
 from tether.train.notices import NoiseNotice
-from tether.train.watch import Watcher
+from tether.train.watch import IterationRecord, Sample, Watcher
 
 MAX_ITERATIONS_WITHOUT_PROGRESS = 3  # in a row, and the run stops: it would only burn time
 
@@ -52,7 +52,7 @@ class Loop:
         config: Config,
         roles: Roles,
         writer: RunWriter | NoWriter,
-        watch: Watcher,
+        watch: Watcher[Evaluation],
         progress: Progress,
         evaluations: list[Evaluation],
         inputs: Inputs,
@@ -155,17 +155,30 @@ class Loop:
 
     def _write(self, outcome: Outcome) -> dict[str, float]:
         config, roles, writer = self.config, self.roles, self.writer
-        metrics = outcome.metrics(config)
+        metrics, timings = outcome.metrics(config), outcome.timings()
         every, last = config.run.rollouts_every, config.train.iterations - 1
         if _due(outcome.iteration, every) or (every and outcome.iteration == last):
             writer.rollouts(outcome.iteration, rollout_rows(outcome, roles.vocabulary, config))
         drawn = outcome.prompts.ids[:: config.rollout.samples_per_prompt]
         writer.prompts(outcome.iteration, prompts_digest(drawn))
-        writer.iteration(outcome.iteration, metrics, outcome.timings())
+        writer.iteration(outcome.iteration, metrics, timings)
         writer.events(outcome.iteration, outcome.events)
         self._warn([*self.noise.read(metrics), *self.trackers.ended()])
-        self.watch.iterated(outcome, metrics, response_texts(outcome.rollout, roles.vocabulary))
+        sample = self._sample(outcome)
+        self.watch.iterated(
+            IterationRecord(outcome.iteration, metrics, timings, outcome.events, sample)
+        )
         return metrics
+
+    def _sample(self, outcome: Outcome) -> Sample:
+        """Return one row, another one in each iteration."""
+        row = (outcome.iteration + 1) % len(outcome.prompts)
+        scored = bool(outcome.scores.scored[row])
+        return Sample(
+            prompt=outcome.prompts.texts[row],
+            response=response_text(outcome.rollout, row, self.roles.vocabulary),
+            score=float(outcome.scores.values[row]) if scored else None,
+        )
 
     def _evaluate(self) -> None:
         """Unless there is nothing to ask, or an earlier attempt did it with the same weights."""

@@ -2,6 +2,7 @@
 started them shows what the first one tells."""
 
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from tether.dist.ray_launch import Unbegun, run_on_ray
 from tether.dist.ray_mailbox import WorkerMailbox
 from tether.errors import UserError
 from tether.ppo.evaluate import Evaluation
-from tether.ppo.result import Outcome
+from tether.ppo.scoring import Trial
 from tether.rewards.functions import Reward
 from tether.train.loop import Result
 from tether.train.session import start_here
-from tether.train.watch import Watcher
+from tether.train.watch import IterationRecord, Watcher
 
 
 def start_on_ray(
@@ -67,7 +68,7 @@ def _work(
     return start_here(config, reward, watch, resume, allow_changed)
 
 
-class Relay(Watcher):
+class Relay(Watcher[Evaluation]):
     """Tells the command what it would tell a watcher; one that is silent there is not told."""
 
     def __init__(self, line: WorkerMailbox, is_watched: bool) -> None:
@@ -93,11 +94,14 @@ class Relay(Watcher):
     def checked(self, findings: str) -> None:
         self.tell("checked", findings)
 
-    def evaluating(self, prompts: int) -> None:
-        self.tell("evaluating", prompts)
+    def tried(self, trial: Trial) -> None:
+        self.tell("tried", trial)
+
+    def evaluating(self, rows: int) -> None:
+        self.tell("evaluating", rows)
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        self.tell("evaluated", evaluation)
+        self.tell("evaluated", replace(evaluation, responses=[]))
 
-    def iterated(self, outcome: Outcome, metrics: dict[str, float], texts: list[str]) -> None:
-        self.tell("iterated", outcome, metrics, texts)
+    def iterated(self, record: IterationRecord) -> None:
+        self.tell("iterated", record)
