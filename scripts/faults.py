@@ -23,6 +23,7 @@ from faults import hostile_inputs, interruptions  # noqa: E402
 from faults.changed_inputs import row_r11  # noqa: E402
 from faults.hangups import row_r12  # noqa: E402
 from faults.row import Row  # noqa: E402
+from faults.stage_kills import row_r9  # noqa: E402
 from faults.unreadable_checkpoints import row_r10  # noqa: E402
 from faults.world import make_world  # noqa: E402
 from measure import machine, paste  # noqa: E402
@@ -50,6 +51,7 @@ def rows(bench: interruptions.Bench, share: float) -> list[tuple[str, Callable[[
         ("R5", lambda: [interruptions.r5_disk(bench, some(51))]),
         ("R6", lambda: [interruptions.r6_damage(bench, some(300), resumed=some(30))]),
         ("R7", lambda: [interruptions.r7_every_iteration(bench)]),
+        ("R9", lambda: [row_r9(world, folder / "R9", some(30), seed)]),
         ("R10", lambda: [row_r10(world, folder / "R10", some(12), seed)]),
         ("R11", lambda: [row_r11(world, folder / "R11", some(14), seed)]),
         ("R12", lambda: [row_r12(world, folder / "R12", some(10), seed)]),

@@ -14,10 +14,9 @@ import torch
 from measure import machine, paste
 
 from tether.config.load import load_config
-from tether.ppo.iteration import run_iteration
-from tether.ppo.result import first_controls
-from tether.ppo.roles import build_roles
+from tether.dist.interrupt import Interrupt
 from tether.train.checkpoint import Progress, save_checkpoint
+from tether.train.ppo import PPOJob
 
 ITERATIONS = 6
 EVERY = 10
@@ -26,22 +25,21 @@ EVERY = 10
 def main() -> None:
     config = load_config("arithmetic")
     torch.set_num_threads(config.threads)
-    roles = build_roles(config)
-    controls = first_controls(config)
+    training = PPOJob(config).build(None)
     run = Path(tempfile.mkdtemp(prefix="tether-checkpoints-", dir="."))
     iterations, saves = [], []
     try:
         for i in range(ITERATIONS):  # alternating, so that both meet the same machine
             began = time.perf_counter()
-            run_iteration(i, controls, roles, config, {})
+            training.iterate(i, Interrupt())
             middle = time.perf_counter()
-            save_checkpoint(run, Progress(i + 1, controls), roles, config, {})
+            save_checkpoint(run, Progress(i + 1), training, {})
             iterations.append(middle - began)
             saves.append(time.perf_counter() - middle)
         newest = run / "checkpoints" / f"{ITERATIONS:06d}"
         size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     finally:
-        roles.reward.close()
+        training.close()
         shutil.rmtree(run)
     iteration, save = statistics.median(iterations), statistics.median(saves)
     share = save / (EVERY * iteration)

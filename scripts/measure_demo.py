@@ -14,7 +14,7 @@ from measure import machine, paste
 
 import tether
 from tether.cli.display import results_table
-from tether.train.loop import Result
+from tether.train.training import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

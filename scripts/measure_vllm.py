@@ -14,7 +14,7 @@ from tether import api
 from tether.cli.terminal import score_text, table
 from tether.config.load import load_config
 from tether.run.reader import read_lines
-from tether.train.loop import Result
+from tether.train.training import Result
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 ENOUGH = 0.75

@@ -19,14 +19,14 @@ class Reached(Exception):
     """The score is reached: the rest of the run is not needed."""
 
 
-class Stopwatch(Watcher):
+class Stopwatch(Watcher[Evaluation]):
     def __init__(self, score: float) -> None:
         self.score = score
         self.seconds = 0.0
         self.began: float | None = None
         self.curve: list[tuple[int, float, float]] = []  # iteration, seconds, sampled score
 
-    def evaluating(self, prompts: int) -> None:
+    def evaluating(self, rows: int) -> None:
         if self.began is not None:
             self.seconds += time.perf_counter() - self.began
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tether.config import Config
     from tether.config.load import load_config
     from tether.rewards.functions import Reward
-    from tether.train.loop import Result
+    from tether.train.training import Result
     from tether.train.watch import Watcher
 
 _ROOMS = ("api", "config", "errors")

@@ -1,4 +1,8 @@
-"""What the commands call, and a notebook can call: train, resume, evaluate, generate, trace, …"""
+"""What the commands call, and a notebook can call: train, resume, evaluate, generate, trace, …
+
+`watch` is an object with the methods of `train.watch.Watcher`; `resume` continues a run that is at
+`run.dir` already; `allow_changed` does so although config, data, model or torch changed.
+"""
 
 import contextlib
 import datetime
@@ -12,7 +16,7 @@ from transformers import PreTrainedModel
 
 from tether.config import Config, RolloutSection
 from tether.config.load import load_config, read_recipe, validate_config
-from tether.config.stages import RewardModelConfig, SFTConfig
+from tether.config.stages import PipelineConfig, RewardModelConfig, SFTConfig
 from tether.data.chat_templates import fix_date
 from tether.data.messages import render_prompt
 from tether.data.prompts import OnProgress
@@ -34,17 +38,19 @@ from tether.rollout.openai import OpenAIEngine
 from tether.rollout.sampler import Draw, Greedy
 from tether.rollout.tools.build import build_episode_source
 from tether.run.checkpoint_store import latest_checkpoint
-from tether.run.directory import CONFIG, RUNS, is_run, refuse_taken
+from tether.run.directory import CONFIG, RECIPE, RUNS, is_pipeline, is_run, refuse_taken
 from tether.run.reader import find_runs
 from tether.run.trust import SECTIONS, refuse_untrusted
-from tether.stages.loop import StageResult, StageWatcher, run_stage
-from tether.stages.reward_model import build_reward_model
-from tether.stages.sft import build_sft
+from tether.stages.reward_model import reward_model_job
+from tether.stages.rlhf import PipelineWatcher, Report, run_pipeline
+from tether.stages.sft import sft_job
+from tether.stages.training import Record
 from tether.train.checkpoint import load_adapter, load_plain_actor
 from tether.train.export import export_run
 from tether.train.fingerprint import refuse_lost_reward
-from tether.train.loop import Result
+from tether.train.ppo import PPOJob
 from tether.train.session import start
+from tether.train.training import Result
 from tether.train.watch import Watcher
 from tether.types import Prompts
 
@@ -55,33 +61,56 @@ ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
 def train(
     config: ConfigLike,
     reward: Reward | None = None,
-    watch: Watcher | None = None,
+    watch: Watcher[Evaluation] | None = None,
     resume: bool = False,
     allow_changed: bool = False,
-) -> Result:
+) -> Result[Evaluation]:
     """Train as `tether train` does. `reward` is a plain function, used instead of `reward.kind`.
 
     With `resume`, a run that is already at `run.dir` goes on instead of being refused.
     """
-    config, watch = as_config(config), watch or Watcher()
-    if resume and config.run.dir is None:
-        raise UserError("To resume, say which run: --run.dir RUN, or `tether resume RUN`.")
-    return start(config, reward, watch, resume, allow_changed)
+    config, watch = as_config(config), watch or Watcher[Evaluation]()
+    _refuse_unnamed_resume(config.run.dir, resume)
+    return start(PPOJob(config, reward), watch, resume, allow_changed)
 
 
 def resume(
     run: str | os.PathLike[str],
     overrides: Mapping[str, Any] | None = None,
     reward: Reward | None = None,
-    watch: Watcher | None = None,
+    watch: Any = None,
     allow_changed: bool = False,
-) -> Result:
-    """Go on exactly where a run stopped; one that is finished is left as it is."""
+) -> Result[Any] | Report:
+    """Go on exactly where a run of any kind stopped; one that is finished is left as it is.
+
+    `watch` is what the function of that kind takes. A run of three stages returns a `Report`.
+    """
     run = Path(run)
+    stage, recipe = stage_of(run), recipe_of(run)
+    overrides = {**(overrides or {}), "run.dir": str(run)}
+    match stage:
+        case "sft":
+            return sft(load_config(recipe, overrides, SFTConfig), watch, True, allow_changed)
+        case "reward-model":
+            config = load_config(recipe, overrides, RewardModelConfig)
+            return reward_model(config, watch, True, allow_changed)
+        case "rlhf":
+            return rlhf(load_config(recipe, overrides, PipelineConfig), watch, True, allow_changed)
+    return train(load_config(recipe, overrides), reward, watch, True, allow_changed)
+
+
+def recipe_of(run: Path) -> Path:
+    """Return the file that holds a run's settings."""
+    if is_pipeline(run):
+        return run / RECIPE
     if not is_run(run):
-        raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
-    config = load_config(run / CONFIG, {**(overrides or {}), "run.dir": str(run)})
-    return start(config, reward, watch or Watcher(), True, allow_changed)
+        raise UserError(f"{run} is not a run: there is no {CONFIG} in it.")
+    return run / CONFIG
+
+
+def stage_of(run: Path) -> str | None:
+    """Return which stage a run is of: sft, reward-model, rlhf for all three, None for PPO."""
+    return read_recipe(recipe_of(run)).get("stage")
 
 
 def check(
@@ -265,7 +294,7 @@ def export(
     """Write a run's newest actor as a Hugging Face directory with a model card."""
     run, directory = Path(run), Path(directory)
     if not is_run(run):
-        raise UserError(f"{run} is no run: there is no {CONFIG} in it.")
+        raise UserError(f"{run} is not a run: there is no {CONFIG} in it.")
     config = load_config(run / CONFIG)
     if config.model.lora is not None and not trust_run:  # the base is loaded from where it was
         refuse_untrusted(run, config.to_dict(), ["model"])
@@ -300,16 +329,44 @@ def trace(
     return trace_prompt(pick_model(model), prompt, response, columns, overrides, reward, trust_run)
 
 
-def sft(config: SFTConfig | Mapping[str, Any], watch: StageWatcher | None = None) -> StageResult:
-    """Supervised training as `tether sft` does it."""
+def sft(
+    config: SFTConfig | Mapping[str, Any],
+    watch: Watcher[Record] | None = None,
+    resume: bool = False,
+    allow_changed: bool = False,
+) -> Result[Record]:
+    """Train on demonstrations as `tether sft` does."""
     config = config if isinstance(config, SFTConfig) else validate_config(config, SFTConfig)
-    return run_stage(config, build_sft, watch or StageWatcher())
+    _refuse_unnamed_resume(config.run.dir, resume)
+    return start(sft_job(config), watch or Watcher(), resume, allow_changed)
 
 
 def reward_model(
-    config: RewardModelConfig | Mapping[str, Any], watch: StageWatcher | None = None
-) -> StageResult:
-    """A reward model from preferences, as `tether reward-model` makes it."""
+    config: RewardModelConfig | Mapping[str, Any],
+    watch: Watcher[Record] | None = None,
+    resume: bool = False,
+    allow_changed: bool = False,
+) -> Result[Record]:
+    """Train a reward model on preferences as `tether reward-model` does."""
     if not isinstance(config, RewardModelConfig):
         config = validate_config(config, RewardModelConfig)
-    return run_stage(config, build_reward_model, watch or StageWatcher())
+    _refuse_unnamed_resume(config.run.dir, resume)
+    return start(reward_model_job(config), watch or Watcher(), resume, allow_changed)
+
+
+def rlhf(
+    config: PipelineConfig | Mapping[str, Any],
+    watch: PipelineWatcher | None = None,
+    resume: bool = False,
+    allow_changed: bool = False,
+) -> Report:
+    """Run SFT, a reward model and PPO in a row as `tether train rlhf` does."""
+    if not isinstance(config, PipelineConfig):
+        config = validate_config(config, PipelineConfig)
+    _refuse_unnamed_resume(config.run.dir, resume)
+    return run_pipeline(config, watch or PipelineWatcher(), resume, allow_changed)
+
+
+def _refuse_unnamed_resume(run: Path | None, resume: bool) -> None:
+    if resume and run is None:
+        raise UserError("To resume, say which run: --run.dir RUN, or `tether resume RUN`.")

@@ -164,7 +164,7 @@ def test_an_existing_run_directory_is_refused_and_left_alone(tether, tiny_words)
     assert "run.dir kept exists" in err
     code, _, err = tether("train", *tiny_words, "--run.dir", "kept", "--run.overwrite", "true")
     assert code == 2
-    assert "is no run; choose another" in err
+    assert "is not a run; choose another" in err
     assert [p.name for p in Path("kept").iterdir()] == ["notes.txt"]
 
 

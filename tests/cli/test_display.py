@@ -7,7 +7,7 @@ import pytest
 from tether.cli.display import Display, results_table
 from tether.config.load import load_config
 from tether.ppo.evaluate import Estimate, Evaluation
-from tether.train.loop import Result
+from tether.train.training import Result
 
 
 def evaluation(mean: float, calls: float | None) -> Evaluation:

@@ -84,7 +84,7 @@ def test_a_taken_place_a_folder_that_is_no_run_and_a_run_without_checkpoint(teth
     assert "exists already" in err
     code, _, err = tether("export", tmp_path / "taken", tmp_path / "model")
     assert code == 2
-    assert "is no run" in err
+    assert "is not a run" in err
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.yaml").write_bytes((run / "config.yaml").read_bytes())

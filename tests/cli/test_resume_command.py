@@ -43,7 +43,7 @@ def test_more_iterations_go_on_from_where_it_stood(tether, run):
     ("words", "sentence"),
     [
         (["resume"], "Which run?"),
-        (["resume", "nowhere"], "nowhere is no run: there is no config.yaml in it."),
+        (["resume", "nowhere"], "nowhere is not a run: there is no config.yaml in it."),
         (["resume", "run", "more"], "Expected one run"),
         (
             ["resume", "run", "--train.iterations", "3", "--actor.lr", "2e-3"],
@@ -51,7 +51,7 @@ def test_more_iterations_go_on_from_where_it_stood(tether, run):
         ),
         (["resume", "run", "--actor.lrr", "1"], "did you mean actor.lr?"),
         (["train", "recipe.yaml", "--resume"], "say which run: --run.dir RUN"),
-        (["train", "recipe.yaml", "--run.dir", "run"], "go on with it by --resume"),
+        (["train", "recipe.yaml", "--run.dir", "run"], "continue it with --resume"),
     ],
 )
 def test_what_cannot_be_resumed_is_refused_in_one_sentence(tether, run, words, sentence):

@@ -1,10 +1,16 @@
 """`tether sft`, `tether reward-model` and a recipe of three stages, as a person meets them."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from helpers import table
+
+from tether.ppo.optimizer import Optimizer
+
+RUNS = ("whole", "sft")
 
 
 def write_rows(path: Path, rows: list) -> str:
@@ -74,7 +80,8 @@ def test_a_recipe_is_a_yaml_file_with_fields_over_it(tether, fields, tmp_path):
         (["sft", "rlhf"], "is a recipe of `tether train`"),
         (["reward-model", "--train.lr", "0"], "train.lr is 0"),
         (["check", "rlhf"], "rlhf is a recipe of `tether train`, and of no other command"),
-        (["train", "rlhf", "--resume"], "`tether resume RUN/ppo`"),
+        (["train", "rlhf", "--resume"], "To resume, say which run: --run.dir RUN"),
+        (["sft", "--resume", "--model.start", "x", "--data.train", "y"], "To resume, say which"),
         (["train", "rlhf", "--task.pairs", "0"], "task.pairs is 0"),
         (["train", "rlhf", "--ppo.actor.rate", "1"], "Unknown field actor.rate"),
     ],
@@ -92,3 +99,27 @@ def test_help_lists_every_field_of_the_stage(tether, command):
     assert code == 0
     assert "--train.warmup_share" in out
     assert "--rollout.prompts" not in out
+
+
+def test_a_stopped_stage_names_the_command_that_goes_on(tether, fields, monkeypatch):
+    whole = tether("sft", *fields["sft"], "--run.dir", "runs/whole", "--train.passes", "4")
+    step = Optimizer.step
+
+    def interrupted(optimizer):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(optimizer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Optimizer, "step", interrupted)
+        code, out, _ = tether("sft", *fields["sft"], "--train.passes", "4")
+    assert code == 143
+    assert "stopped by SIGTERM after 1 steps; all saved." in out
+    assert "Go on:     tether resume runs/sft" in out
+    code, out, _ = tether("resume", "runs/sft")
+    assert (code, whole[0]) == (0, 0)
+    assert "resuming   after 1 steps" in out
+    weights = [Path(f"runs/{run}/checkpoints/000008/actor/model.safetensors") for run in RUNS]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    code, out, _ = tether("sft", *fields["sft"], "--train.passes", "4", "--resume")
+    assert code == 0
+    assert "runs/sft is finished: 8 steps were done already." in out

@@ -89,8 +89,8 @@ class Heard(Watcher):
     def resumed(self, iterations_done, checkpoint) -> None:
         self.resumes.append(iterations_done)
 
-    def iterated(self, outcome, metrics, texts) -> None:
-        self.iterations.append(outcome.iteration)
+    def iterated(self, record) -> None:
+        self.iterations.append(record.iteration)
 
 
 @pytest.mark.long

@@ -191,7 +191,7 @@ def test_an_error_of_the_first_is_everyones(tiny_config):
     (Path(tiny_config["run"]["dir"]) / "mine.txt").write_text("mine")
     said = run_processes(2, _complaint, tiny_config)
     assert said[0] == said[1]
-    assert "exists and is no run" in said[0]
+    assert "exists and is not a run" in said[0]
 
 
 def test_a_reward_that_fails_on_one_process_is_named_by_all(tiny_config):
@@ -210,7 +210,7 @@ def _complaint(config: dict) -> str:
 
 def test_processes_that_do_not_fit_are_refused(tiny_config):
     [text, _] = run_processes(2, _complaint, changed(tiny_config, launch={"num_workers": 3}))
-    assert "launch.num_workers is 3, but 2 of them run" in text
+    assert "launch.num_workers is 3, but only 2 processes are running" in text
     few = changed(tiny_config, rollout={"prompts": 1, "samples_per_prompt": 1}, actor={}, critic={})
     few |= {"actor": {"minibatch_rows": 1}, "critic": {"minibatch_rows": 1}}
     [text, _] = run_processes(2, _complaint, few)

@@ -69,7 +69,7 @@ def row_r11(world: World, folder: Path, tries: int, seed: int) -> Row:
     bench = Bench(mine, folder, seed)
     runs = {}
     for when, iteration in WHEN.items():
-        kill = AtCall(("tether.train.loop:run_iteration",), iteration, Signals(signal.SIGKILL))
+        kill = AtCall(("tether.train.ppo:run_iteration",), iteration, Signals(signal.SIGKILL))
         runs[when] = folder / when
         assert bench.train(runs[when], sabotage=kill) == -signal.SIGKILL
     assert not (runs["before"] / "checkpoints").exists()

@@ -308,7 +308,7 @@ def _disk_fault(bench: Bench, run: Path, kind: str, chance: random.Random) -> st
 def stopped_run(bench: Bench, name: str) -> Path:
     """A run killed after 7 of 8 iterations: checkpoints 4 and 6 (and the best) are there."""
     run = bench.folder / name
-    kill = AtCall(("tether.train.loop:run_iteration",), 8, Signals(signal.SIGKILL))
+    kill = AtCall(("tether.train.ppo:run_iteration",), 8, Signals(signal.SIGKILL))
     assert bench.train(run, sabotage=kill) == -signal.SIGKILL
     return run
 

@@ -1,10 +1,13 @@
-"""The quick form of `make faults`, rows R1 to R8."""
+"""The quick form of `make faults`, rows R1 to R9."""
 
 import pytest
 from helpers import few_or_many
 
 from faults import interruptions
+from faults.stage_kills import row_r9
 from faults.world import make_world
+
+R9_CASES = (("sft", 4), ("reward-model", 4), ("rlhf", 6))
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +54,12 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(bench, tries
 @few_or_many("iterations", (1,), (0, 1, 4))
 def test_a_resume_at_any_iteration_uses_the_same_prompts_and_ends_the_same(bench, iterations):
     assert_held(interruptions.r7_every_iteration(bench, iterations))
+
+
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [("sft", 1), *(pytest.param(*case, marks=pytest.mark.long) for case in R9_CASES)],
+)
+def test_a_stage_killed_at_a_random_moment_ends_as_one_that_was_not(bench, kind, kills):
+    folder = bench.folder / f"R9-{kind}-{kills}"
+    assert_held(row_r9(bench.world, folder, kills, bench.seed, (kind,)))

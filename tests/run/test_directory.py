@@ -32,7 +32,7 @@ def test_overwrite_replaces_a_run(tmp_path):
 def test_overwrite_removes_nothing_but_a_run(tmp_path, name, overwrite):
     """A folder with a config.yaml alone may be anybody's."""
     (tmp_path / name).write_text("precious")
-    with pytest.raises(UserError, match="is no run"):
+    with pytest.raises(UserError, match="is not a run"):
         create_run_directory(tmp_path, "x", overwrite)
     assert (tmp_path / name).read_text() == "precious"
 

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from tether.config.stages import SFTConfig
 from tether.dist.interrupt import Interrupt
-from tether.errors import RunStopped, UserError
+from tether.errors import UserError
 from tether.ppo.evaluate import Evaluation, estimate
 from tether.run.checkpoint_store import all_checkpoints, newest_whole, prune, publish, set_aside
 from tether.run.directory import create_run_directory
 from tether.run.lock import RunLock, is_being_written
 from tether.run.writer import RunWriter, cut_back
-from tether.stages import loop as stages
 from tether.train.export import model_card
 from tether.types import Scores
 
@@ -218,80 +215,3 @@ def test_a_hangup_is_remembered_as_other_signals_are():
         assert interrupt.signal is None
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-class Lesson:
-    """A stage that learns one number."""
-
-    num_rows = 2
-
-    def __init__(self) -> None:
-        self.model = nn.Linear(1, 1)
-
-    def backward(self, rows):
-        loss = self.model(torch.ones(1, 1)).sum()
-        loss.backward()
-        return {"loss": loss.item()}
-
-    def evaluate(self):
-        return None
-
-    def save(self, folder):
-        (folder / "model").write_text("learnt")
-
-
-@pytest.fixture
-def full_disk(tmp_path, monkeypatch):
-    """A stage on a disk that has room again after two tries to save."""
-    tries = []
-
-    def full_at_first(*arguments):
-        tries.append(arguments)
-        if len(tries) < 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return publish(*arguments)
-
-    monkeypatch.setattr(stages, "publish", full_at_first)
-    monkeypatch.setattr(stages, "WAIT_SECONDS", 0.1, raising=False)
-    mapping = {
-        "run": {"dir": str(tmp_path / "run")},
-        "model": {"start": "x"},
-        "data": {"train": "x"},
-        "train": {"minibatch_rows": 1},
-    }
-    return SFTConfig.model_validate(mapping)
-
-
-class Notes(stages.StageWatcher):
-    def __init__(self, then=lambda: None) -> None:
-        self.waited, self.then = [], then
-
-    def waiting(self, problem):
-        self.waited.append(problem)
-        self.then()
-
-
-def test_a_disk_that_is_full_at_the_end_of_a_stage_is_waited_for(full_disk):
-    watch = Notes()
-    result = stages.run_stage(full_disk, lambda config, device: Lesson(), watch)
-    assert (result.checkpoint / "model").read_text() == "learnt"
-    [sentence] = watch.waited
-    assert "no space left on device. Nothing that was learnt is lost" in sentence
-
-
-def test_a_signal_ends_the_waiting_and_the_run_says_why(full_disk):
-    watch = Notes(lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(RunStopped, match="no space left on device, and it was not waited for"):
-        stages.run_stage(full_disk, lambda config, device: Lesson(), watch)
-    last = (full_disk.run.dir / "events.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last)["kind"] == "stopped"
-
-
-def test_a_stage_whose_model_would_not_fit_is_refused_before_training(full_disk, monkeypatch):
-    import shutil
-
-    free = type("Usage", (), {"free": 3})
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
-    with pytest.raises(UserError, match="free, but the trained model needs"):
-        stages.run_stage(full_disk, lambda config, device: Lesson(), Notes())
-    assert not full_disk.run.dir.exists()

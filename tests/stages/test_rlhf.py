@@ -5,16 +5,20 @@ import math
 import random
 import re
 from itertools import islice
+from pathlib import Path
 
 import pytest
-from helpers import read_jsonl, table
+from helpers import first_or_all, read_jsonl, table
 
+from tether import api
 from tether.config.load import load_config, validate_config
 from tether.config.stages import PipelineConfig
 from tether.errors import UserError
+from tether.stages import rlhf
 from tether.stages.rlhf import Layout, PipelineWatcher, label, run_pipeline, won
 from tether.tasks.arithmetic import split_of
 from tether.tasks.courtesy import MANNERS, Question, demonstrate, draw_questions, utility
+from tether.train.loop import Loop
 
 ASKED = Question("Do you know that 12+34=?", "english", "12+34", 46)
 CHINESE = Question("你知道12+34=?吗？", "chinese", "12+34", 46)
@@ -85,13 +89,12 @@ def test_a_tie_is_half_a_win():
 # The stages
 
 
-@pytest.fixture
-def small(tiny_model_dir, tmp_path) -> dict:
+def pipeline(model: str, run: Path) -> dict:
     return {
         "threads": 1,
         "stage": "rlhf",
-        "run": {"dir": str(tmp_path / "rlhf")},
-        "start": tiny_model_dir,
+        "run": {"dir": str(run)},
+        "start": model,
         "task": {
             "demonstrations": 12,
             "questions": 8,
@@ -107,6 +110,17 @@ def small(tiny_model_dir, tmp_path) -> dict:
             "train": {"iterations": 1},
         },
     }
+
+
+@pytest.fixture
+def small(tiny_model_dir, tmp_path) -> dict:
+    return pipeline(tiny_model_dir, tmp_path / "rlhf")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model_dir, tmp_path_factory):
+    """The report of a pipeline that was never stopped."""
+    return api.rlhf(pipeline(tiny_model_dir, tmp_path_factory.mktemp("whole") / "rlhf"))
 
 
 class Log(PipelineWatcher):
@@ -135,6 +149,79 @@ def test_three_stages_hand_on_their_models_and_end_in_a_report(small, tmp_path):
     assert report.sft.kl == pytest.approx(0, abs=1e-5)
     assert 0 <= report.ppo.wins_low <= report.ppo.wins <= report.ppo.wins_high <= 1
     assert report.ppo.questions == 6
+
+
+def bits(run: Path) -> dict[str, bytes]:
+    names = ("metrics.jsonl", "evals.jsonl", "model.safetensors", "report.json")
+    found = [path for name in names for path in run.rglob(name)] + [*run.glob("data/*")]
+    return {str(path.relative_to(run)): path.read_bytes() for path in found}
+
+
+class Killed(BaseException):
+    """Ends a pipeline as rudely as an exception can."""
+
+
+PLACES = ["reward-model", "pairs-heldout", "sft", "ppo", "report"]
+
+
+@pytest.mark.parametrize("place", first_or_all(PLACES, quick=2))
+def test_a_pipeline_killed_anywhere_goes_on_there_to_the_same_bits(
+    small, whole, tmp_path, monkeypatch, place
+):
+    if place in ("pairs-heldout", "report"):
+        write = rlhf.replace_file
+
+        def killed_before(path, text):
+            if path.stem == place:
+                raise Killed
+            write(path, text)
+
+        monkeypatch.setattr(rlhf, "replace_file", killed_before)
+    else:
+        iterate = Loop._iterate
+
+        def killed_in(loop):
+            if loop.writer.directory.name == place:
+                raise Killed
+            iterate(loop)
+
+        monkeypatch.setattr(Loop, "_iterate", killed_in)
+    with pytest.raises(Killed):
+        api.rlhf(small)
+    monkeypatch.undo()
+    started = []
+    monkeypatch.setattr(Loop, "run", lambda loop: started.append(loop) or run(loop))
+    report = api.resume(tmp_path / "rlhf")
+    assert [loop.writer.directory.name for loop in started] == AFTER[place]
+    assert (report.sft, report.ppo) == (whole.sft, whole.ppo)
+    assert bits(tmp_path / "rlhf") == bits(whole.run)
+
+
+run = Loop.run
+AFTER = {
+    "sft": ["sft", "reward-model", "ppo"],
+    "pairs-heldout": ["reward-model", "ppo"],
+    "reward-model": ["reward-model", "ppo"],
+    "ppo": ["ppo"],
+    "report": [],
+}
+
+
+def test_a_finished_pipeline_is_refused_replaced_or_left_as_asked(small, tmp_path):
+    first = api.rlhf(small)
+    kept = bits(first.run)
+    with pytest.raises(UserError, match=r"exists; choose another, continue it with --resume"):
+        api.rlhf(small)
+    log = Log()
+    assert api.rlhf(small, log, resume=True) == first
+    assert log.stages == []
+    with pytest.raises(UserError, match=r"seed, 0 then and 1 now"):
+        api.rlhf({**small, "seed": 1}, resume=True)
+    assert bits(first.run) == kept
+    small["run"]["overwrite"] = True
+    small["seed"] = 1
+    api.rlhf(small)
+    assert bits(first.run)["sft/metrics.jsonl"] != kept["sft/metrics.jsonl"]
 
 
 def test_a_wrong_setting_of_the_last_stage_is_found_before_the_first(small, tmp_path):

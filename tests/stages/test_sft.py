@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import read_jsonl, slow_log_probs
+from helpers import Stop, first_or_all, read_jsonl, slow_log_probs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tether
@@ -23,8 +23,11 @@ from tether.data.dialogues import (
 )
 from tether.errors import UserError
 from tether.models.policy import Policy
-from tether.stages.loop import StageWatcher
 from tether.stages.sft import SFTSettings, SFTStage, train_sft
+from tether.stages.training import rows_of_step
+from tether.train.watch import Watcher
+from tether.view.api import list_runs
+from tether.view.run_reader import Folder
 
 EOS, USER, ASSISTANT = 256, 258, 259  # of the byte tokenizer
 
@@ -264,16 +267,90 @@ def test_an_evaluation_uses_no_more_rows_than_it_is_told(sft_config):
 
 
 def test_a_signal_ends_the_stage_after_its_step_and_saves_what_was_learnt(sft_config):
-    class Impatient(StageWatcher):
-        def stepped(self, step, metrics):
-            if step == 4:
+    class Impatient(Watcher):
+        def iterated(self, record):
+            if record.iteration == 4:
                 os.kill(os.getpid(), signal.SIGINT)
 
     result = api.sft(sft_config, Impatient())
     assert result.interrupted == signal.SIGINT
-    assert result.steps_done == 5
+    assert result.iterations_done == 5
     assert result.checkpoint.name == "000005"
     assert len(read_jsonl(result.run / "metrics.jsonl")) == 5
+
+
+# Stopping and going on
+
+
+class StopAt(Watcher):
+    """Ends a run as rudely as a kill, once so many steps are written."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def iterated(self, record):
+        if record.iteration + 1 == self.steps:
+            raise Stop
+
+
+def stopped_run(config: dict, run: Path, steps: int) -> Path:
+    with pytest.raises(Stop):
+        api.sft({**config, "run": {"dir": str(run)}}, StopAt(steps))
+    return run
+
+
+def final_bytes(run: Path) -> list[bytes]:
+    names = ("actor/model.safetensors", "actor_optimizer.safetensors")
+    weights = [run / "checkpoints/000020" / name for name in names]
+    return [path.read_bytes() for path in (run / "metrics.jsonl", run / "evals.jsonl", *weights)]
+
+
+@pytest.mark.parametrize("steps", first_or_all([7, 2, 13]))
+def test_a_stopped_stage_goes_on_to_the_same_bits(sft_config, tmp_path, steps):
+    sft_config["train"]["checkpoint_every"] = 5
+    whole = api.sft(sft_config)
+    run = stopped_run(sft_config, tmp_path / "stopped", steps)
+    result = api.resume(run)
+    assert result.resumed_from == steps // 5 * 5
+    assert final_bytes(run) == final_bytes(whole.run)
+    assert result.after == whole.after
+
+
+def test_a_finished_stage_is_left_as_it_is(sft_config):
+    first = api.sft(sft_config)
+    before = (first.run / "events.jsonl").read_bytes()
+    again = api.resume(first.run)
+    assert (again.resumed_from, again.checkpoint) == (20, first.checkpoint)
+    assert (first.run / "events.jsonl").read_bytes() == before
+
+
+def test_the_page_tells_a_finished_stage_from_a_stopped_one(sft_config, tmp_path):
+    api.sft({**sft_config, "run": {"dir": str(tmp_path / "runs/finished")}})
+    stopped_run(sft_config, tmp_path / "runs/stopped", 7)
+    found = {run["id"]: run for run in list_runs(Folder(tmp_path / "runs"), demo=False)["runs"]}
+    assert {name: run["state"] for name, run in found.items()} == {
+        "finished": "finished",
+        "stopped": "stopped",
+    }
+    assert found["finished"]["planned"] == 20
+
+
+def test_a_stage_whose_rows_changed_is_refused_and_nothing_is_cut(sft_config, tmp_path):
+    run = stopped_run(sft_config, tmp_path / "stopped", 7)
+    rows = Path(sft_config["data"]["train"])
+    rows.write_text(rows.read_text().replace("3+1", "3+2"))
+    with pytest.raises(UserError, match=r"the file behind data\.train"):
+        api.resume(run)
+    assert len(read_jsonl(run / "metrics.jsonl")) == 7
+    with pytest.raises(UserError, match=r"train\.lr, 0\.01 then and 0\.02 now"):
+        api.resume(run, {"train.lr": 0.02})
+
+
+def test_the_rows_of_a_step_are_a_window_on_permutations_laid_end_to_end():
+    steps = [row for step in range(6) for row in rows_of_step(step, 4, 6, seed=3)]
+    passes = [steps[i : i + 4] for i in range(0, len(steps), 4)]
+    assert all(sorted(one) == [0, 1, 2, 3] for one in passes)
+    assert len({tuple(one) for one in passes}) > 1
 
 
 # Bad input
@@ -324,11 +401,10 @@ def test_a_template_that_rewrites_earlier_turns_is_noticed(byte_tokenizer, monke
         encode_messages(byte_tokenizer, TALK + TALK)
 
 
-@pytest.mark.parametrize("command", ["train", "resume"])
-def test_a_stage_given_to_another_command_is_one_sentence(sft_config, command):
+def test_a_stage_given_to_another_command_is_one_sentence(sft_config):
     run = api.sft(sft_config).run
     with pytest.raises(UserError, match="is a recipe of `tether sft`"):
-        tether.train(run / "config.yaml") if command == "train" else api.resume(run)
+        tether.train(run / "config.yaml")
 
 
 def test_no_field_of_a_stage_goes_without_a_word():

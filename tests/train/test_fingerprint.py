@@ -23,8 +23,8 @@ class StopAfter(Watcher):
     def __init__(self, iterations: int, error: type[BaseException] = Stop) -> None:
         self.iterations, self.error = iterations, error
 
-    def iterated(self, outcome, metrics, texts):
-        if outcome.iteration + 1 == self.iterations:
+    def iterated(self, record):
+        if record.iteration + 1 == self.iterations:
             raise self.error
 
 
@@ -312,7 +312,7 @@ def test_why_a_run_stopped_itself_stands_in_the_run(world, tmp_path, monkeypatch
         raise RunStopped("the moon was full")
 
     class Stops(Watcher):
-        def iterated(self, outcome, metrics, texts):
+        def iterated(self, record):
             stop()
 
     with pytest.raises(RunStopped):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from tether.ppo.scoring import score_rollout
 from tether.ppo.updates import actor, critic
 from tether.rollout.sampler import Greedy, single_turns
 from tether.run.checkpoint_store import latest_checkpoint
+from tether.train.watch import Watcher
 
 REWARDS = """
 def letters(response):
@@ -435,3 +437,19 @@ def test_a_policy_that_reads_nan_stops_the_run_even_under_stop_kl(tiny_config, m
     lines = read_jsonl(Path(config["run"]["dir"]) / "events.jsonl")
     assert {line["kind"] for line in lines} == {"non_finite_loss", "stopped"}
     assert len(read_jsonl(Path(config["run"]["dir"]) / "metrics.jsonl")) == 3
+
+
+def test_a_watcher_is_told_a_small_record_with_one_sample(tiny_config):
+    records = []
+
+    class Listener(Watcher):
+        def iterated(self, record):
+            records.append(record)
+
+    result = tether.train(tiny_config, reward=distinct_letters, watch=Listener())
+    assert [record.iteration for record in records] == list(range(result.iterations_done))
+    metrics = read_jsonl(result.run / "metrics.jsonl")[0]
+    assert metrics == {"schema": 1, "iteration": 0, **records[0].metrics}
+    sample = records[0].sample
+    assert sample.score == distinct_letters(sample.response)
+    assert all(len(pickle.dumps(record)) < 5_000 for record in records)

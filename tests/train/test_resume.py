@@ -139,7 +139,7 @@ def test_another_torch_is_refused_by_name(stopped, monkeypatch):
 def test_a_run_that_another_writes_and_a_folder_that_is_none_are_refused(stopped, tmp_path):
     with RunLock(stopped), pytest.raises(UserError, match="another process"):
         api.resume(stopped, reward=distinct_letters)
-    with pytest.raises(UserError, match=r"no run: there is no config\.yaml"):
+    with pytest.raises(UserError, match=r"not a run: there is no config\.yaml"):
         api.resume(tmp_path / "nowhere")
 
 

@@ -11,13 +11,14 @@ from tether.cli.display import Display
 from tether.errors import OthersLost, UserError
 from tether.ppo.evaluate import read_evaluations
 from tether.train.loop import Loop
-from tether.train.session import joined
+from tether.train.ppo import PPOJob
+from tether.train.session import process_group
 
 
 def test_a_tensor_parallel_run_alone_is_told_what_to_write(tiny_config):
     config = configured(tiny_config, launch={"tensor_parallel": 2, "weights": "sharded"})
     remedy = r"torchrun --nproc-per-node 2 .* or write --launch\.tensor_parallel 1\."
-    with pytest.raises(UserError, match=remedy), joined(config):
+    with pytest.raises(UserError, match=remedy), process_group(PPOJob(config)):
         pass
 
 

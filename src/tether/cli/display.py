@@ -1,41 +1,43 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere."""
 
 import shlex
 from pathlib import Path
-from typing import Any
 
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from tether.cli.terminal import ReadingLines, printable, score_text, table
 from tether.config import Config
-from tether.config.load import load_config
-from tether.config.stages import PipelineConfig
 from tether.dist.environment import launched_rank
 from tether.ppo.evaluate import Evaluation
-from tether.ppo.result import Outcome
 from tether.ppo.scoring import Trial
 from tether.run.trust import FLAG, code_and_addresses
-from tether.stages.loop import Record, StageResult, StageWatcher
-from tether.stages.rlhf import PipelineWatcher, Report, Standing, run_pipeline
-from tether.train.loop import Result
-from tether.train.watch import Watcher
+from tether.stages.rlhf import PipelineWatcher, Report, Standing
+from tether.stages.training import Record
+from tether.train.training import Result
+from tether.train.watch import IterationRecord, Watcher
 
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
 EVENTS_SHOWN = 3  # an iteration
 PLAIN_LINES = 20  # progress lines in the course of a run, where there is no terminal
 
 
-class Display(Watcher):
-    """The silent watcher's methods, each shown."""
+class Display(Watcher[Evaluation]):
+    """Show a run of PPO."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        # One of several processes speaks for all.
+        # Rank 0 prints for all processes.
         self.console = Console(highlight=False, soft_wrap=True, quiet=launched_rank() > 0)
         self.progress = training_bar(self.console)
-        self.task = None
+        self.task: TaskID | None = None
         self.prompt = "Hello"
         self.score: float | None = None
         self.reading_lines = ReadingLines(self._say)
@@ -76,10 +78,10 @@ class Display(Watcher):
     def tried(self, trial: Trial) -> None:
         self._say(f"reward     {printable(f'{trial.result} {trial.why} ({trial.where})')}")
 
-    def evaluating(self, prompts: int) -> None:
+    def evaluating(self, rows: int) -> None:
         if self.task is None:
             files = [file.path for file in self.config.data.files("heldout")]
-            self._say(f"evaluating {prompts} held-out prompts of {', '.join(files)} …")
+            self._say(f"evaluating {rows} held-out prompts of {', '.join(files)} …")
 
     def evaluated(self, evaluation: Evaluation) -> None:
         greedy, sampled = evaluation.greedy, evaluation.sampled
@@ -89,32 +91,32 @@ class Display(Watcher):
             f"{score_text(greedy.mean, greedy.binary)}, KL {_kl(evaluation.kl)}"
         )
 
-    def iterated(self, outcome: Outcome, metrics: dict[str, float], texts: list[str]) -> None:
-        total = self.config.train.iterations
-        speed = outcome.timings()["throughput/tokens_per_second"]
+    def iterated(self, record: IterationRecord) -> None:
+        total, metrics = self.config.train.iterations, record.metrics
+        speed = record.timings["throughput/tokens_per_second"]
         numbers = (
             f"score {metrics['score/mean']:.3f}  KL {_kl(metrics.get('kl/sequence_mean'))}  "
             f"entropy {_kl(metrics.get('actor/entropy'))}  {speed:,.0f} tokens/s"
         )
-        done, self.score = outcome.iteration + 1, metrics["score/mean"]
+        done, self.score = record.iteration + 1, metrics["score/mean"]
         if self.task is None:
             self.progress.start()
             self.task = self.progress.add_task("training", total=total, numbers="")
         self.progress.update(self.task, completed=done, numbers=numbers)
         if not self.console.is_terminal and (done == total or _due(done, total, PLAIN_LINES)):
             self._say(f"{done:>5}/{total}  {numbers}")
-        if _due(done, total, SAMPLES_SHOWN):
-            row = done % len(texts)
-            score = f"{float(outcome.scores.values[row]):g}" if outcome.scores.scored[row] else "–"
-            self.prompt = printable(outcome.prompts.texts[row])
-            self._say(f"sample     {self.prompt} → {printable(texts[row])}   (score {score})")
-        for event in outcome.events[:EVENTS_SHOWN]:
+        sample = record.sample
+        if sample is not None and _due(done, total, SAMPLES_SHOWN):
+            score = "–" if sample.score is None else f"{sample.score:g}"
+            self.prompt = printable(sample.prompt)
+            self._say(f"sample     {self.prompt} → {printable(sample.response)}   (score {score})")
+        for event in record.events[:EVENTS_SHOWN]:
             self._say(f"event      {event.kind}, row {event.row}: {printable(event.message)}")
-        if len(outcome.events) > EVENTS_SHOWN:
-            more = len(outcome.events) - EVENTS_SHOWN
+        if len(record.events) > EVENTS_SHOWN:
+            more = len(record.events) - EVENTS_SHOWN
             self._say(f"event      and {more} more, in events.jsonl")
 
-    def summary(self, result: Result) -> None:
+    def summary(self, result: Result[Evaluation]) -> None:
         c, seconds = self.config, f"{result.train_seconds:.0f} s"
         done = f"{result.iterations_done} of {c.train.iterations} iterations"
         if result.resumed_from == result.iterations_done and result.interrupted is None:
@@ -138,7 +140,7 @@ class Display(Watcher):
 
 
 def training_bar(console: Console) -> Progress:
-    """A bar with the numbers that matter; nothing where there is no terminal."""
+    """Return a bar with the numbers that matter; it shows nothing without a terminal."""
     return Progress(
         TextColumn("  {task.description}"),
         BarColumn(bar_width=20),
@@ -151,7 +153,7 @@ def training_bar(console: Console) -> Progress:
 
 
 def results_table(before: Evaluation, after: Evaluation) -> str:
-    """Before and after on held-out prompts, with 95% intervals, and what it cost in KL."""
+    """Return a table of before and after on held-out prompts, with 95% intervals and the KL."""
     rows = [["held-out", "before", "95% interval", "after", "95% interval", "change"]]
     for name in ("sampled", "greedy"):
         old, new = getattr(before, name), getattr(after, name)
@@ -172,16 +174,16 @@ def results_table(before: Evaluation, after: Evaluation) -> str:
             else f"{new.mean - old.mean:+.3f}"
         )
         rows.append([name, *cells, change])
-    rows.append(["KL spent", _kl(before.kl), "", _kl(after.kl), "", "nats a response"])
+    rows.append(["KL spent", _kl(before.kl), "", _kl(after.kl), "", "nats per response"])
     if before.calls is not None and after.calls is not None:
         rows.append(
-            ["tool calls", f"{before.calls:.2f}", "", f"{after.calls:.2f}", "", "a response"]
+            ["tool calls", f"{before.calls:.2f}", "", f"{after.calls:.2f}", "", "per response"]
         )
     return table(rows)
 
 
 def _kl(nats: float | None) -> str:
-    """Without a reference there is no KL; in a warm-up there is no entropy yet."""
+    """Format nats; without a reference there is no KL, in a warm-up no entropy yet."""
     return "–" if nats is None else f"{nats:.3f}"
 
 
@@ -189,15 +191,16 @@ def _due(done: int, total: int, times: int) -> bool:
     return done % max(1, total // times) == 0
 
 
-PLAIN_LINES = 10  # progress lines in the course of a stage, where there is no terminal
+STAGE_LINES = 10  # progress lines in the course of a stage, where there is no terminal
 
 
-class StageDisplay(StageWatcher):
-    """A bar on a terminal, plain lines elsewhere."""
+class StageDisplay(Watcher[Record]):
+    """Show a run of SFT or of a reward model."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
         self.progress = training_bar(self.console)
+        self.task: TaskID | None = None
         self.steps = 0
 
     def __enter__(self) -> "StageDisplay":
@@ -206,27 +209,37 @@ class StageDisplay(StageWatcher):
     def __exit__(self, *exception: object) -> None:
         self.progress.stop()
 
-    def started(self, run: Path, steps: int) -> None:
-        self.steps = steps
-        self._say(f"run        {printable(str(run))}, {steps} steps")
-        self.task = self.progress.add_task("training", total=steps, numbers="")
-        self.progress.start()
+    def preparing(self, what: str) -> None:
+        self._say(f"preparing  {what}")
 
-    def stepped(self, step: int, metrics: Record) -> None:
+    def started(self, run: Path, iterations: int) -> None:
+        self.steps = iterations
+        self._say(f"run        {run}, {iterations} steps")
+
+    def resumed(self, iterations_done: int, checkpoint: Path | None) -> None:
+        where = "there is no checkpoint yet" if checkpoint is None else f"checkpoint {checkpoint}"
+        self._say(f"resuming   after {iterations_done} steps: {where}")
+
+    def warned(self, warning: str) -> None:
+        self._say(f"warning    {warning}")
+
+    def iterated(self, record: IterationRecord) -> None:
+        metrics, done = record.metrics, record.iteration + 1
         numbers = f"loss {metrics['loss']:.4f}"
         if "accuracy" in metrics:
             numbers += f"  accuracy {metrics['accuracy']:.1%}"
-        done = step + 1
+        if self.task is None:
+            self.progress.start()
+            self.task = self.progress.add_task("training", total=self.steps, numbers="")
         self.progress.update(self.task, completed=done, numbers=numbers)
-        due = done == self.steps or done % max(1, self.steps // PLAIN_LINES) == 0
+        due = done == self.steps or _due(done, self.steps, STAGE_LINES)
         if due and not self.console.is_terminal:
             self._say(f"{done:>5}/{self.steps}  {numbers}")
+        for event in record.events:
+            self._say(f"event      {event.kind}: {event.message}")
 
-    def waiting(self, problem: str) -> None:
-        self._say(f"waiting    {printable(problem)}")
-
-    def evaluated(self, step: int, evaluation: Record) -> None:
-        text = f"held-out   after {step} steps: loss {evaluation['loss']:.4f}"
+    def evaluated(self, evaluation: Record) -> None:
+        text = f"held-out   after {evaluation['iteration']} steps: loss {evaluation['loss']:.4f}"
         if "accuracy" in evaluation:
             text += (
                 f", accuracy {evaluation['accuracy']:.1%}, calibration error "
@@ -234,26 +247,32 @@ class StageDisplay(StageWatcher):
             )
         self._say(text)
 
-    def conclude(self, result: StageResult, role: str) -> None:
-        """The closing lines, and the exit code that says how it ended."""
+    def summary(self, result: Result[Record]) -> None:
         self.progress.stop()
+        done = f"{result.iterations_done} steps"
+        if result.resumed_from == result.iterations_done and result.interrupted is None:
+            self._say(f"{result.run} is finished: {done} were done already.")
+        elif result.interrupted is not None:
+            self._say(f"stopped by {result.interrupted.name} after {done}; all saved.")
+            self._say(f"Go on:     tether resume {result.run}")
         if result.after is not None and "bins" in result.after:
             self._say("")
             self.console.print(reliability_table(result.after), markup=False)
             self._say("")
-        if result.interrupted is not None:
-            self._say(f"stopped by {result.interrupted.name}; saved as it is, not to be resumed")
-        self._say(f"{result.steps_done} steps in {result.train_seconds:.0f} s of training")
-        self._say(f"model      {result.checkpoint / role}")
-        if result.interrupted is not None:
-            raise typer.Exit(128 + result.interrupted)
+        self._say(f"{done}; {result.train_seconds:.0f} s of training in this attempt")
+        self._say(f"model      {newest_model(result)}")
 
     def _say(self, text: str) -> None:
-        self.console.print(f"  {text}" if text else "", markup=False)
+        self.console.print(f"  {printable(text)}" if text else "", markup=False)
+
+
+def newest_model(result: Result[Record]) -> Path:
+    """Return the Hugging Face directory in a stage's newest checkpoint."""
+    return next(result.checkpoint.glob("*/config.json")).parent
 
 
 def reliability_table(evaluation: Record) -> str:
-    """What the model said about held-out pairs, and how it was."""
+    """Return, per bin, how sure the model was about held-out pairs and how often it was right."""
     rows = [["pairs", "how sure it was", "how often right"]]
     for one in evaluation["bins"]:
         rows.append([str(one["count"]), f"{one['confidence']:.1%}", f"{one['accuracy']:.1%}"])
@@ -261,6 +280,8 @@ def reliability_table(evaluation: Record) -> str:
 
 
 class PipelineDisplay(PipelineWatcher):
+    """Number the stages and show each."""
+
     def __init__(self) -> None:
         self.number = 0
 
@@ -268,16 +289,17 @@ class PipelineDisplay(PipelineWatcher):
         self.number += 1
         print(f"\n{self.number}. {what}", flush=True)
 
+    def skipped(self) -> None:
+        print("  done by an earlier attempt", flush=True)
+
     def stage(self) -> StageDisplay:
         return StageDisplay()
 
     def ppo(self, config: Config) -> Display:
         return Display(config)
 
-
-def train_all(recipe: str, overrides: dict[str, Any]) -> None:
-    report = run_pipeline(load_config(recipe, overrides, PipelineConfig), PipelineDisplay())
-    print(f"\n{standings(report)}\n\n  everything is in {report.run}")
+    def summary(self, report: Report) -> None:
+        print(f"\n{standings(report)}\n\n  everything is in {printable(str(report.run))}")
 
 
 def standings(report: Report) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -78,7 +78,8 @@ def _columns(pairs: list[str]) -> dict[str, str]:
     return columns
 
 
-KL = {"context_settings": {"ignore_unknown_options": True}}  # a negative number is no option
+# A negative number is not an option.
+KL: dict[str, Any] = {"context_settings": {"ignore_unknown_options": True}}
 
 
 def kl(

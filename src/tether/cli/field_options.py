@@ -23,13 +23,20 @@ TrustRun = Annotated[
         "--trust-run", help="Use the Python files and addresses that a run's config names."
     ),
 ]
-CONTEXT = {"ignore_unknown_options": True, "help_option_names": ["--help", "-h"]}
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run at run.dir, if there is one.")
+]
+AllowChanged = Annotated[
+    bool,
+    typer.Option("--allow-changed", help="Go on although config, data, model or torch changed."),
+]
+CONTEXT: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": ["--help", "-h"]}
 
 
 def parse_words(
     words: list[str], schema: "type[BaseModel] | None" = None
 ) -> tuple[list[str], dict[str, Any]]:
-    """Plain words, and overrides by dotted name; values are read as YAML.
+    """Split words into plain ones and overrides by dotted name; values are read as YAML.
 
     `schema` is what they are fields of, if not of `tether train`.
     """
@@ -50,7 +57,7 @@ def parse_words(
 
 
 def _read_value(name: str, value: str, schema: "type[BaseModel] | None") -> Any:
-    """As YAML, but text stays text where a field holds text: 007 is a fine name for a run."""
+    """Read a value as YAML, but keep text where a field holds text: 007 is a fine run name."""
     import yaml
 
     from tether.config import Config, walk_fields
@@ -80,7 +87,7 @@ def one_word(plain: list[str], default: str, what: str) -> str:
 
 
 def read_stage(words: list[str], schema: "type[Schema]") -> "Schema":
-    """A stage's config: a recipe with overrides, or overrides alone."""
+    """Return a stage's config: a recipe with overrides, or overrides alone."""
     from tether.config.load import load_config, merge_overrides, validate_config
 
     plain, overrides = parse_words(words, schema)
@@ -127,7 +134,7 @@ def describe_default(dotted: str, info: Any) -> str:
     return "none" if info.default is None else str(info.default)
 
 
-WITH_FIELDS = {
+WITH_FIELDS: dict[str, Any] = {
     "cls": ConfigCommand,
     "context_settings": CONTEXT,
 }  # of a command that takes config fields

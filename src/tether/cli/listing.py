@@ -35,7 +35,7 @@ def recipes(
 def runs(folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = RUNS) -> None:
     """List the runs in a folder with what they reached."""
     if not folder.is_dir() and folder != RUNS:
-        raise UserError(f"{folder} is no folder of runs.")
+        raise UserError(f"{folder} is not a folder of runs.")
     from tether.run.reader import find_runs
 
     rows = [["run", "iterations", "score", "KL", "held-out before", "after"]]
@@ -72,19 +72,19 @@ def _reached(run: Path) -> list[str]:
 
 
 def _score(last: dict[str, Any]) -> str:
-    """The score; of a stage before PPO, which has none, its loss."""
+    """Format the score; of a stage before PPO, which has none, the loss."""
     if "score/mean" not in last and last.get("loss") is not None:
         return f"loss {last['loss']:.3f}"
     return _number(last.get("score/mean"))
 
 
 def _number(value: float | None) -> str:
-    """A number that was not finite is null in the file."""
+    """Format a number; one that was not finite is null in the file."""
     return NONE if value is None else f"{value:.3f}"
 
 
 def _heldout(evaluation: dict[str, Any]) -> str:
-    """The held-out score; of a stage before PPO, its accuracy or its loss."""
+    """Format the held-out score; of a stage before PPO, its accuracy or its loss."""
     if "sampled" in evaluation:
         mean, binary = evaluation["sampled"]["mean"], evaluation["sampled"]["binary"]
         return NONE if mean is None else score_text(mean, binary)

@@ -1,5 +1,6 @@
 """`tether`: the list of commands, and what a person sees when one fails. Imports no torch."""
 
+import io
 import os
 import signal
 import sys
@@ -63,7 +64,8 @@ def _options(
 def main() -> None:
     # Ctrl-C while modules load would be lost in an import; a run sets its own handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # Threads that wait by spinning for long make a run crawl as soon as another program wants a
     # core; a short spin costs nothing then and little else.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -75,12 +77,12 @@ def main() -> None:
     except RunStopped as error:
         _complain_once(error)
         sys.exit(1)
-    except BrokenPipeError:  # whoever read our output has had enough, as `head` does
+    except BrokenPipeError:  # the reader of the output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain_once(error: UserError | RunStopped) -> None:
-    """All processes of a run meet the same error, and one says it."""
+    """Print an error on rank 0 only: all processes of a run meet the same one."""
     if launched_rank() == 0 or isinstance(error, OthersLost):
         complain(str(error))
 

@@ -1,5 +1,6 @@
 """`tether eval`, `generate`, `export`, `serve-retriever`: what is done with a model."""
 
+import io
 import math
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ def evaluate(
     ] = "arithmetic",
     endpoint: Annotated[
         str | None,
-        typer.Option(help="Ask the OpenAI-compatible server here; MODEL is then a tokenizer's."),
+        typer.Option(
+            help="Evaluate the model behind this OpenAI-compatible URL; MODEL then only provides "
+            "the tokenizer."
+        ),
     ] = None,
     endpoint_model: Annotated[
         str | None, typer.Option(help="What that server calls its model.")
@@ -62,19 +66,19 @@ def _show(evaluation: "Evaluation") -> None:
         rows.append([name, mean, f"{low} – {high}", str(part.count)])
     print(table(rows))
     if evaluation.kl is not None:
-        print(f"  KL to the reference: {evaluation.kl:.4f} nats a sampled response")
+        print(f"  KL to the reference: {evaluation.kl:.4f} nats per sampled response")
 
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="What to say; without it, one prompt a line is read.")
+        str | None, typer.Argument(help="What to say; without it, one prompt per line is read.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="A run, a model directory or tether:starter; default: the newest run."),
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=1, help="Responses a prompt, sampled if above 1.")
+        int, typer.Option(min=1, help="Responses per prompt, sampled if above 1.")
     ] = 1,
     temperature: Annotated[
         float | None,
@@ -107,7 +111,8 @@ def generate(
 
 
 def _lines() -> Iterator[str]:
-    sys.stdin.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     interactive = sys.stdin.isatty()
     while True:
         if interactive:
@@ -145,7 +150,10 @@ def serve_retriever(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = PORT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     topk: Annotated[
-        int, typer.Option(min=1, max=100, help="Documents a query gets, if it does not say.")
+        int,
+        typer.Option(
+            min=1, max=100, help="Documents returned per query that does not say how many."
+        ),
     ] = 3,
     on_bad_row: Annotated[
         Literal["refuse", "skip"], typer.Option(help="What a broken line of the corpus does.")
@@ -168,5 +176,5 @@ def serve_retriever(
         print(f"{len(documents)} documents at {address} (Ctrl-C ends it)", flush=True)
         hosts = allowed_hosts(host, port) if is_loopback(listener) else None
         if hosts is None:
-            complain("Other machines can reach this server, and it asks nobody for a password.")
+            complain("Other machines can reach this server, and it asks for no password.")
         serve(make_app(index, topk, hosts), listener)

@@ -15,12 +15,13 @@ READING_SECONDS = 5.0  # between two lines about a long file
 
 
 def printable(text: str) -> str:
-    """Line breaks, escape codes and direction marks made visible: one harmless line."""
+    """Return a text on one harmless line: line breaks, escape codes and direction marks are made
+    visible."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def score_text(score: float, binary: bool) -> str:
-    """A mean of 0/1 scores reads as a percentage, any other as a number."""
+    """Format a mean of 0/1 scores as a percentage, any other as a number."""
     return f"{score:.1%}" if binary else f"{score:.3f}"
 
 
@@ -42,7 +43,7 @@ def complain(message: str) -> None:
 
 
 def table(rows: list[list[str]], numbers_from: int = 1) -> str:
-    """Aligned columns, the first row as heading; columns from `numbers_from` on stand right."""
+    """Return aligned columns under a heading; those from `numbers_from` on are aligned right."""
     widths = [max(_width(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(row: list[str]) -> str:
@@ -70,7 +71,7 @@ ANY_WIDTH = 10_000  # a file or a pipe has no edge to wrap at
 
 
 def print_sections(sections: Sequence[Section]) -> None:
-    """Every text goes through `printable`: some of it was written by a model."""
+    """Print sections, every text through `printable`: some of it was written by a model."""
     width = terminal_width()
     for section in sections:
         print(printable(section.title))
@@ -88,7 +89,7 @@ def terminal_width() -> int:
 
 
 def print_wrapped(text: str, width: int) -> None:
-    """Indented by two and broken between words, or between characters of Chinese."""
+    """Indent a text by two and break it between words, or between characters of Chinese."""
     from rich.cells import cell_len
 
     line, used = "", 0
@@ -102,7 +103,7 @@ def print_wrapped(text: str, width: int) -> None:
 
 
 def print_table(block: Table, width: int) -> None:
-    """In pieces where it is too wide, each with the labels again."""
+    """Cut a table that is too wide into pieces, each with the labels again."""
     rows = [[printable(cell) for cell in row] for row in block.rows]
     labels = block.numbers_from if block.numbers_from < len(rows[0]) else 1
     for columns in _pieces(rows, labels, width):
@@ -110,7 +111,7 @@ def print_table(block: Table, width: int) -> None:
 
 
 def _pieces(rows: list[list[str]], labels: int, width: int) -> list[list[int]]:
-    """Which columns stand together; the first `labels` in every piece."""
+    """Return which columns go into each piece; the first `labels` go into all."""
     from rich.cells import cell_len
 
     needed = [3 + max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -125,7 +126,7 @@ def _pieces(rows: list[list[str]], labels: int, width: int) -> list[list[int]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """What was asked for with --json or --html; half a surrogate pair is written escaped."""
+    """Write the file asked for with --json or --html; half a surrogate pair is escaped."""
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -35,7 +35,7 @@ from tether.config.base import (
     refuse_userinfo,
 )
 from tether.config.estimators import ESTIMATORS, EstimatorTraits
-from tether.config.ppo import Config, map_paths, walk_fields
+from tether.config.ppo import Config, walk_fields
 from tether.config.rollout import (
     TOOL_TAGS,
     WITH_TOOLS,
@@ -63,6 +63,7 @@ from tether.config.run import (
     RunConfig,
     RunSection,
     TrainSection,
+    map_paths,
 )
 
 __all__ = [

@@ -13,9 +13,17 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tether.assets import is_shipped
-from tether.config import TOOL_TAGS, UPDATE_KINDS, Config, count_values, map_paths, walk_fields
+from tether.config import (
+    TOOL_TAGS,
+    UPDATE_KINDS,
+    Config,
+    RunConfig,
+    count_values,
+    map_paths,
+    walk_fields,
+)
 from tether.errors import UserError
-from tether.run.directory import CONFIG, started_in
+from tether.run.directory import CONFIG, RECIPE, started_in
 from tether.support.strict_yaml import load_yaml
 
 FOLDER = Path(__file__).parent.parent / "recipes"
@@ -96,14 +104,14 @@ def load_config(
     _drop_shipped_heldout(mapping, overrides or {})
     merge_overrides(mapping, overrides or {}, schema)
     config = validate_config(mapping, schema)
-    return config.written_as(written) if isinstance(config, Config) else config
+    return config.written_as(written) if isinstance(config, RunConfig) else config
 
 
 def _from_its_folder(path: Path, mapping: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Make the relative paths of a run's config.yaml mean what they meant where the run was
     started; also return how they were written. A recipe's are meant from where the command runs.
     """
-    folder = started_in(path.parent) if path.name == CONFIG else None
+    folder = started_in(path.parent) if path.name in (CONFIG, RECIPE) else None
     written: dict[str, str] = {}
     if folder is None or folder == Path.cwd():
         return mapping, written

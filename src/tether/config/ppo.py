@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, get_args
 
 from pydantic import (
     BaseModel,
-    PrivateAttr,
     model_validator,
 )
 
@@ -47,21 +45,6 @@ class Config(RunConfig):
     actor: ActorSection = ActorSection()
     train: TrainSection = TrainSection()
     launch: LaunchSection = LaunchSection()
-    _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
-
-    def written_as(self, paths: Mapping[str, str]) -> Config:
-        """Remember how paths that were made absolute stand in the file that they came from."""
-        self._as_written.update(paths)
-        return self
-
-    @property
-    def paths_as_written(self) -> dict[str, str]:
-        return dict(self._as_written)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the resolved config, with paths as they were written: a run that goes on in
-        another folder stays the same run."""
-        return map_paths(super().to_dict(), lambda path: self._as_written.get(path, path))
 
     @model_validator(mode="before")
     @classmethod
@@ -284,46 +267,6 @@ class Config(RunConfig):
                 f"iteration: beta could reach zero in one step; write more than {self.rows // 5}"
             )
         return self
-
-
-def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Return a copy of a config's mapping with the path of every file and model changed.
-
-    It need not be valid: what is not there, or is not what it should be, stays as it is.
-    """
-    found = copy.deepcopy(dict(mapping))
-
-    def put(section: Any, *names: str, change: Callable[[str], str] = change) -> None:
-        for name in names if isinstance(section, dict) else ():
-            if isinstance(section.get(name), str):
-                section[name] = change(section[name])
-
-    def kind(value: str) -> str:
-        """Of `path/file.py:name` and `model:PATH`; a rule that ships has no path."""
-        if value.startswith("model:"):
-            return f"model:{change(value.removeprefix('model:'))}"
-        path, colon, name = value.rpartition(":")
-        return f"{change(path)}:{name}" if colon and path.endswith(".py") else value
-
-    def items(section: Any, name: str) -> list[Any]:
-        value = section.get(name) if isinstance(section, dict) else None
-        return value if isinstance(value, list) else []
-
-    model, data, rollout, reward = (found.get(n) for n in ("model", "data", "rollout", "reward"))
-    put(model, "actor", "reference", "critic", "start")
-    put(data, "train", "heldout")
-    for file in [*items(data, "train"), *items(data, "heldout")]:
-        put(file, "path")
-    put(rollout, "environment", change=kind)
-    for number, tool in enumerate(items(rollout, "tools")):
-        if isinstance(tool, str):
-            rollout["tools"][number] = kind(tool)
-        put(tool, "kind", change=kind)
-        put(tool, "corpus")
-    put(reward, "kind", change=kind)
-    for part in items(reward, "parts"):
-        put(part, "kind", change=kind)
-    return found
 
 
 def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:

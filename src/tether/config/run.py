@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -14,11 +16,15 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
 
 from tether.config.base import SCHEMA, Section, cores, refuse_userinfo
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class RunSection(Section):
@@ -215,9 +221,63 @@ class RunConfig(Section):
     threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
     """CPU threads; the same number gives the same bits (default: the cores at hand)"""
 
+    _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def written_as(self, paths: Mapping[str, str]) -> Self:
+        """Remember how paths that were made absolute stand in the file that they came from."""
+        self._as_written.update(paths)
+        return self
+
+    @property
+    def paths_as_written(self) -> dict[str, str]:
+        return dict(self._as_written)
+
     def to_dict(self) -> dict[str, Any]:
-        """The resolved config; `run.dir` is left out, as it is where the file itself lies."""
-        return self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
+        """Return the resolved config, with paths as they were written: a run that goes on in
+        another folder stays the same run. `run.dir` is left out: the file itself lies there."""
+        found = self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
+        return map_paths(found, lambda path: self._as_written.get(path, path))
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return a copy of a config's mapping with the path of every file and model changed.
+
+    It need not be valid: what is not there, or is not what it should be, stays as it is.
+    """
+    found = copy.deepcopy(dict(mapping))
+
+    def put(section: Any, *names: str, change: Callable[[str], str] = change) -> None:
+        for name in names if isinstance(section, dict) else ():
+            if isinstance(section.get(name), str):
+                section[name] = change(section[name])
+
+    def kind(value: str) -> str:
+        """Of `path/file.py:name` and `model:PATH`; a rule that ships has no path."""
+        if value.startswith("model:"):
+            return f"model:{change(value.removeprefix('model:'))}"
+        path, colon, name = value.rpartition(":")
+        return f"{change(path)}:{name}" if colon and path.endswith(".py") else value
+
+    def items(section: Any, name: str) -> list[Any]:
+        value = section.get(name) if isinstance(section, dict) else None
+        return value if isinstance(value, list) else []
+
+    model, data, rollout, reward = (found.get(n) for n in ("model", "data", "rollout", "reward"))
+    put(found, "start")  # of a recipe of several stages
+    put(model, "actor", "reference", "critic", "start")
+    put(data, "train", "heldout")
+    for file in [*items(data, "train"), *items(data, "heldout")]:
+        put(file, "path")
+    put(rollout, "environment", change=kind)
+    for number, tool in enumerate(items(rollout, "tools")):
+        if isinstance(tool, str):
+            rollout["tools"][number] = kind(tool)
+        put(tool, "kind", change=kind)
+        put(tool, "corpus")
+    put(reward, "kind", change=kind)
+    for part in items(reward, "parts"):
+        put(part, "kind", change=kind)
+    return found

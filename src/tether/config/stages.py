@@ -5,6 +5,7 @@ The manners are those of `config`: frozen sections, unknown keys are errors, one
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,8 @@ class StageRunSection(Section):
     """the NAME in runs/NAME-001; default: the stage's"""
     overwrite: bool = False
     """replace an earlier run at `run.dir`"""
+    trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = []
+    """who gets a copy of the numbers, each by a process that only reads the run's files"""
 
 
 class StageModelSection(Section):
@@ -64,6 +67,8 @@ class ConversationSection(Section):
     """the column that holds the response to learn"""
     system_prompt: str | None = None
     """a system turn before every prompt; needs a chat template"""
+    date: datetime.date | None = None
+    """the day that a chat template is told, YYYY-MM-DD; default: that on which the run starts"""
     max_tokens: PositiveInt = 1024
     """a longer row is refused before training, by line"""
 
@@ -83,6 +88,8 @@ class PreferenceSection(Section):
     """the column that holds the worse response"""
     system_prompt: str | None = None
     """a system turn before every prompt; needs a chat template"""
+    date: datetime.date | None = None
+    """the day that a chat template is told, YYYY-MM-DD; default: that on which the run starts"""
     max_tokens: PositiveInt = 1024
     """a longer row is refused before training, by line"""
 
@@ -108,6 +115,10 @@ class StageTrainSection(Section):
     """evaluate every so many steps, besides before and after; 0 = never"""
     eval_rows: PositiveInt = 512
     """held-out rows an evaluation uses, from the top of the file"""
+    checkpoint_every: NonNegativeInt = 50
+    """save every so many steps, besides at the end and on a signal; 0 = never"""
+    keep_last: PositiveInt = 2
+    """newest checkpoints kept"""
 
 
 class SFTConfig(RunConfig):

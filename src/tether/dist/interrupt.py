@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from tether.dist.ray_mailbox import forwarding_signals
+from tether.dist.ray_mailbox import forwarded_signal
 from tether.dist.collectives import gather
 from tether.dist.world import world
 
@@ -64,7 +64,7 @@ class Interrupt:
 
     def agree(self) -> None:
         """Make a signal that one process received known to all."""
-        sent = gather(self.signal or forwarding_signals())
+        sent = gather(self.signal or forwarded_signal())
         heard = [number for number in sent if number is not None]
         self.signal = heard[0] if heard else None
 

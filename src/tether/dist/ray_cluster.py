@@ -1,4 +1,4 @@
-"""A Ray cluster: the one that somebody has started, or one of this machine's own for a run."""
+"""A Ray cluster: one that is already running, or one on this machine that ends with the run."""
 
 import os
 import secrets
@@ -25,7 +25,7 @@ ENVIRONMENT = {
 }
 
 
-# Of the command itself: nothing is reported to anyone, and nobody but the user is spoken to.
+# Of the command itself: no usage reports, and no output but the user's.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -52,7 +52,7 @@ def import_ray() -> ModuleType:
 
 @contextmanager
 def connected(address: str | None, workers: int) -> Iterator[ModuleType]:
-    """Ray, with the cluster at that address, or one of this machine's own that ends with the run."""
+    """Connect to the cluster at that address, or start one here that ends with the run."""
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {}
     if address == "local":
@@ -73,7 +73,7 @@ def connected(address: str | None, workers: int) -> Iterator[ModuleType]:
 
 
 def _lock() -> None:
-    """A token for this run alone; Ray would leave one in the home directory for all to come."""
+    """Set a token for this run alone; Ray would leave one in the home directory for later runs."""
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
@@ -97,14 +97,14 @@ def _init(ray: ModuleType, address: str, options: dict[str, Any]) -> None:
 
 @contextmanager
 def _nothing_on_stderr() -> Iterator[None]:
-    """Ray's own attempts and failures, line by line; what came of them is said in a sentence."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Silence Ray's own lines about attempts and failures; the error says what came of them."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(nowhere)
 
 
@@ -117,7 +117,7 @@ def _refuse_more_than_cores(workers: int) -> None:
 
 
 def _refuse_silent(address: str) -> None:
-    """Ray itself would go on trying for minutes."""
+    """Refuse an address that does not answer; Ray itself would go on trying for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -138,7 +138,7 @@ def _refuse_silent(address: str) -> None:
 
 
 def _speaks_http2(found: socket.socket) -> bool:
-    """As Ray does, by gRPC: the answer to the greeting begins with a frame of settings."""
+    """Return whether the answer to a greeting begins with a settings frame, as gRPC's does."""
     if os.environ.get("RAY_USE_TLS") == "1":
         return True
     settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])

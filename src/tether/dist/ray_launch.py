@@ -32,7 +32,7 @@ START_SECONDS = 120.0  # for workers to start where there is room; torch alone t
 
 @runtime_checkable
 class Signals(Protocol):
-    """Who remembers the signal that the command was sent, while entered."""
+    """Remembers the signal that the command was sent, while entered."""
 
     signal: signal.Signals | None
 
@@ -41,7 +41,7 @@ class Signals(Protocol):
     def __exit__(self, *exception: object) -> None: ...
 
 
-class Unbegun(Exception):
+class InterruptedBeforeStart(Exception):
     """A signal came before there was anything to save."""
 
     def __init__(self, number: signal.Signals) -> None:
@@ -53,54 +53,54 @@ def run_on_ray(
     work: Callable[[WorkerMailbox], T],
     settings: LaunchSection,
     device: str,
-    hear: Callable[..., None],
+    on_message: Callable[..., None],
     signals: Signals,
 ) -> T:
-    """What `work` returns in the first worker, or the error that one of them ended with.
+    """Return what `work` returns in the first worker, or raise the error that one ended with.
 
-    `hear` is called with what the first worker says; `signals` are passed on to the workers.
+    `on_message` is called with the first worker's messages; `signals` are forwarded to all.
     """
     workers = settings.num_workers or 1
-    # In this order: whoever connects to Ray has its signal handlers replaced.
+    # In this order: connecting to Ray replaces the signal handlers.
     with connected(settings.address, workers) as ray, signals:
         use_gpu = _wants_gpu(ray, device, workers)
-        desk = ray.remote(num_cpus=0)(Mailbox).remote()
-        job = {"desk": desk, "work": work, "versions": versions(), "folder": os.getcwd()}
+        mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
+        job = {"mailbox": mailbox, "work": work, "versions": versions(), "folder": os.getcwd()}
         fit = ray.remote(num_cpus=0, max_retries=0)(_fit)
         placed = fit.remote(job, settings.model_dump(), workers, use_gpu)
         try:
-            result = _Following(ray, desk, placed, settings, hear, signals).to_the_end()
+            result = _Driver(ray, mailbox, placed, settings, on_message, signals).follow()
             ray.wait([placed], timeout=GOODBYE_SECONDS)
         except ray.exceptions.RayError as error:
             raise explain(error, settings.max_restarts) from None
         return result
 
 
-class _Following:
-    """The command's side."""
+class _Driver:
+    """The command's side: pass on messages and signals until the workers have ended."""
 
     def __init__(
         self,
         ray: ModuleType,
-        desk: Any,
+        mailbox: Any,
         placed: Any,
         settings: LaunchSection,
-        hear: Callable[..., None],
+        on_message: Callable[..., None],
         signals: Signals,
     ) -> None:
-        self.ray, self.desk, self.placed = ray, desk, placed
-        self.settings, self.hear, self.signals = settings, hear, signals
+        self.ray, self.mailbox, self.placed = ray, mailbox, placed
+        self.settings, self.on_message, self.signals = settings, on_message, signals
         self.began = time.monotonic()
         self.first_end = math.inf
         self.arrived = self.warned = False
         self.passed: signal.Signals | None = None
         self.ends: dict[int, tuple[Any, Exception | None]] = {}
 
-    def to_the_end(self) -> Any:
+    def follow(self) -> Any:
         while not self._is_over():
             over, _ = self.ray.wait([self.placed], timeout=POLL_SECONDS)
-            self._listen()
-            self._pass_on()
+            self._read_mailbox()
+            self._forward_signal()
             if not self.arrived:
                 self._wait_for_room()
             if over and not self.ends:
@@ -111,32 +111,33 @@ class _Following:
         return result
 
     def _is_over(self) -> bool:
-        """The first worker speaks for all; where another failed alone, it may not hear of it."""
+        """Return whether the first worker has ended, which stands for all; or another one failed, and
+        the first has not noticed in time."""
         failed = any(error is not None for _, error in self.ends.values())
         late = time.monotonic() > self.first_end + PATIENCE_SECONDS
         return 0 in self.ends or (failed and late)
 
-    def _listen(self) -> None:
-        for kind, what in self.ray.get(self.desk.take.remote()):
+    def _read_mailbox(self) -> None:
+        for kind, what in self.ray.get(self.mailbox.take.remote()):
             self.arrived = True
-            if kind == "said":
-                self.hear(*what)
+            if kind == "message":
+                self.on_message(*what)
             elif kind == "ended":
                 rank, result, error = what
                 self.ends[rank] = (result, error)
                 self.first_end = min(self.first_end, time.monotonic())
 
-    def _pass_on(self) -> None:
+    def _forward_signal(self) -> None:
         number = self.signals.signal
         if number is None or number == self.passed:
             return
         if not self.arrived:
-            raise Unbegun(number)
-        self.ray.get(self.desk.pass_on.remote(int(number)))
+            raise InterruptedBeforeStart(number)
+        self.ray.get(self.mailbox.send_signal.remote(int(number)))
         self.passed = number
 
     def _wait_for_room(self) -> None:
-        """A cluster may be busy, or grow; but not for ever."""
+        """Wait for a cluster that is busy or grows, up to a limit."""
         workers, limit = self.settings.num_workers or 1, self.settings.timeout_seconds
         total = self.ray.cluster_resources().get("CPU", 0)
         why = f"launch.num_workers = {workers} needs a CPU each, and the cluster has {total:g}"
@@ -149,11 +150,11 @@ class _Following:
                 f"{free:g} are free."
             )
         if total < workers and not self.warned:
-            self.hear("warned", f"waiting for room: {why}")
+            self.on_message("warned", f"waiting for room: {why}")
             self.warned = True
 
     def _failure(self) -> Exception:
-        """Why Ray gave up."""
+        """Return why Ray gave up."""
         try:
             self.ray.get(self.placed)
         except Exception as error:
@@ -162,7 +163,7 @@ class _Following:
 
 
 def explain(error: Exception, max_restarts: int) -> Exception:
-    """What Ray Train raised, in a sentence; a fault of the program stays one."""
+    """Turn what Ray Train raised into a sentence; a fault of the program stays one."""
     if "No module named 'tether'" in str(error):
         return UserError("tether is not installed on the Ray cluster; install it on every machine.")
     cause = getattr(error, "cause", None) or error
@@ -184,14 +185,14 @@ def explain(error: Exception, max_restarts: int) -> Exception:
 
 
 def _fit(job: dict[str, Any], launch: dict[str, Any], workers: int, use_gpu: bool) -> None:
-    """On a node of the cluster: place the workers, and place them anew when some are lost."""
+    """Place the workers, from a node of the cluster, and place them anew when some are lost."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     restarts, seconds = launch["max_restarts"], launch["timeout_seconds"]
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(max(seconds, START_SECONDS))
-    # Ray keeps books there of which nothing is needed: the run directory has it all.
-    with tempfile.TemporaryDirectory(prefix="tether-ray-") as books:
+    # Ray stores its own results there; nothing of them is needed beside the run directory.
+    with tempfile.TemporaryDirectory(prefix="tether-ray-") as storage:
         failures = FailureConfig(max_failures=restarts, controller_failure_limit=restarts)
         trainer = TorchTrainer(
             _work,
@@ -200,29 +201,29 @@ def _fit(job: dict[str, Any], launch: dict[str, Any], workers: int, use_gpu: boo
                 backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(seconds)
             ),
             scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
-            run_config=RunConfig(name="tether", storage_path=books, failure_config=failures),
+            run_config=RunConfig(name="tether", storage_path=storage, failure_config=failures),
         )
         trainer.fit()
 
 
 def _work(job: dict[str, Any]) -> None:
-    """In a worker. What the user or the run has to answer for ends it; after anything else, such
-    as the loss of another worker, Ray starts all anew."""
-    line = open_mailbox(job["desk"])
-    line.arrive()
+    """Run in a worker. An error of the user's or of the run ends it; after anything else, such as
+    the loss of another worker, Ray starts all anew."""
+    mailbox = open_mailbox(job["mailbox"])
+    mailbox.arrive()
     try:
         _refuse_other_versions(job["versions"])
         _enter(job["folder"])
-        result, error = job["work"](line), None
+        result, error = job["work"](mailbox), None
     except OthersLost:
         raise
     except (UserError, RunStopped) as refusal:
         result, error = None, refusal
-    line.end(result, error)
+    mailbox.end(result, error)
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on both sides."""
+    """Return the versions that must be the same on both sides."""
     found = {name: importlib.metadata.version(name).split("+")[0] for name in ("torch", "ray")}
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python, "tether": __version__, **found}
@@ -242,7 +243,7 @@ def _refuse_other_versions(expected: dict[str, str]) -> None:
 
 
 def _enter(folder: str) -> None:
-    """Paths in a config start where the command was typed."""
+    """Change to the folder where the command was typed: paths in a config start there."""
     try:
         os.chdir(folder)
     except OSError as error:

@@ -1,5 +1,5 @@
-"""The desk between a command and the workers that Ray placed for it: an actor, where either side
-leaves what the other shall know. What workers say goes to the command, and its signals to them."""
+"""The mailbox between a command and the workers that Ray placed for it: an actor in a process of
+its own. Workers' messages go to the command, and the command's signals to the workers."""
 
 import signal
 from typing import Any
@@ -8,79 +8,80 @@ from tether.dist.environment import launched_rank
 
 
 class Mailbox:
-    """Lives in a process of its own for as long as the command does."""
+    """Hold messages until they are taken. Lives for as long as the command does."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
-        self.signal: int | None = None
-        self.kept: Any = None
+        self.messages: list[tuple[str, Any]] = []
+        self.number: int | None = None
+        self.run_dir: str | None = None
 
-    def tell(self, kind: str, what: Any) -> None:
-        self.told.append((kind, what))
+    def put(self, kind: str, content: Any) -> None:
+        self.messages.append((kind, content))
 
     def take(self) -> list[tuple[str, Any]]:
-        """What was told since the last time."""
-        told, self.told = self.told, []
-        return told
+        """Return the messages since the last call."""
+        messages, self.messages = self.messages, []
+        return messages
 
-    def pass_on(self, number: int) -> None:
-        self.signal = number
+    def send_signal(self, number: int) -> None:
+        self.number = number
 
-    def heard(self) -> int | None:
-        return self.signal
+    def signal(self) -> int | None:
+        return self.number
 
-    def keep(self, what: Any) -> None:
-        """For those who start anew after a loss."""
-        self.kept = what
+    def save_run_dir(self, run_dir: str) -> None:
+        """Remember the run for workers that replace lost ones."""
+        self.run_dir = run_dir
 
-    def found(self) -> Any:
-        return self.kept
+    def saved_run_dir(self) -> str | None:
+        return self.run_dir
 
 
 class WorkerMailbox:
-    """A worker's line to the desk."""
+    """A worker's side of the mailbox."""
 
-    def __init__(self, desk: Any) -> None:
-        self.desk = desk
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
         self.is_first = launched_rank() == 0
 
     def arrive(self) -> None:
-        self.desk.tell.remote("here", launched_rank())
+        self.actor.put.remote("arrived", launched_rank())
 
-    def say(self, *message: Any) -> None:
-        self.desk.tell.remote("said", message)
+    def send(self, *message: Any) -> None:
+        """Send a call of a watcher's method: its name and arguments."""
+        self.actor.put.remote("message", message)
 
     def end(self, result: Any, error: Exception | None) -> None:
-        self._ask(self.desk.tell.remote("ended", (launched_rank(), result, error)))
+        self._wait(self.actor.put.remote("ended", (launched_rank(), result, error)))
 
-    def keep(self, what: Any) -> None:
-        self._ask(self.desk.keep.remote(what))
+    def save_run_dir(self, run_dir: str) -> None:
+        self._wait(self.actor.save_run_dir.remote(run_dir))
 
-    def found(self) -> Any:
-        """What workers before these kept; None for the first ones."""
-        return self._ask(self.desk.found.remote())
+    def saved_run_dir(self) -> str | None:
+        """Return the directory of the run that earlier workers began; None for the first ones."""
+        return self._wait(self.actor.saved_run_dir.remote())
 
-    def heard(self) -> int | None:
-        return self._ask(self.desk.heard.remote())
+    def signal(self) -> int | None:
+        return self._wait(self.actor.signal.remote())
 
     @staticmethod
-    def _ask(answer: Any) -> Any:
+    def _wait(answer: Any) -> Any:
         import ray
 
         return ray.get(answer)
 
 
-_line: WorkerMailbox | None = None
+_mailbox: WorkerMailbox | None = None
 
 
-def open_mailbox(desk: Any) -> WorkerMailbox:
-    """This process is a worker from here on."""
-    global _line
-    _line = WorkerMailbox(desk)
-    return _line
+def open_mailbox(actor: Any) -> WorkerMailbox:
+    """Make this process a worker with a mailbox."""
+    global _mailbox
+    _mailbox = WorkerMailbox(actor)
+    return _mailbox
 
 
-def forwarding_signals() -> signal.Signals | None:
-    """The signal that the command behind this worker was sent; None where there is no such."""
-    number = None if _line is None else _line.heard()
+def forwarded_signal() -> signal.Signals | None:
+    """Return the signal that the command behind this worker was sent; None without one."""
+    number = None if _mailbox is None else _mailbox.signal()
     return None if number is None else signal.Signals(number)

@@ -26,7 +26,7 @@ from tether.rollout.sampler import Draw, Episode, Greedy, Sampler
 from tether.run.checkpoint_store import latest_checkpoint
 from tether.run.directory import CONFIG, is_run
 from tether.tasks.arithmetic import FORMS, make_problem
-from tether.train.checkpoint import load_checkpoint, read_progress, read_state
+from tether.train.checkpoint import load_roles, read_controls, read_state
 from tether.types import Rollout
 
 
@@ -174,7 +174,7 @@ def _controls_of_run(checkpoint: Path, config: Config, overrides: Mapping[str, A
     """Return the run's coefficients, or those that the command line gives."""
     typed = first_controls(config)
     try:
-        controls = read_progress(read_state(checkpoint)).controls
+        controls = read_controls(read_state(checkpoint))
     except (KeyError, TypeError):
         raise UserError(f"{checkpoint} was written by another version of tether.") from None
     if "kl.in_reward.coef" in overrides:
@@ -189,7 +189,7 @@ def restore(subject: Subject, roles: Roles, config: Config) -> None:
     if subject.checkpoint is None:
         return
     try:
-        load_checkpoint(subject.checkpoint, roles, config)
+        load_roles(subject.checkpoint, roles, config)
     except (OSError, SafetensorError, RuntimeError, IndexError) as error:
         reason = str(error).splitlines()[0].rstrip(".:")
         raise UserError(

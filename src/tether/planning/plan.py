@@ -241,7 +241,9 @@ def make_plan(config: Config, roles: Roles) -> Plan:
     return plan
 
 
-def check_disk(plan: Plan, folder: Path, own_bytes: int = 0) -> None:
+def check_disk(
+    checkpoint_bytes: int, checkpoints_kept: int, folder: Path, own_bytes: int = 0
+) -> None:
     """Refuse, before training, a run whose checkpoints would not fit.
 
     `own_bytes` is what checkpoints of the run take already: they make room for newer ones, but
@@ -250,13 +252,13 @@ def check_disk(plan: Plan, folder: Path, own_bytes: int = 0) -> None:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    needed = max(plan.checkpoint_bytes, plan.disk_bytes - own_bytes)
+    needed = max(checkpoint_bytes, (checkpoints_kept + 1) * checkpoint_bytes - own_bytes)
     if free < needed:
         there = f" beside the {byte_text(own_bytes)} that they take now" if own_bytes else ""
         raise UserError(
             f"{folder} has {byte_text(free)} free, but checkpoints need {byte_text(needed)}"
-            f"{there}: {plan.checkpoints_kept} kept and one being written; "
-            f"make room, set run.dir, or lower train.keep_last and train.keep_best."
+            f"{there}: {checkpoints_kept} kept and one being written; "
+            f"make room, set run.dir, or keep fewer of them (train.keep_last)."
         )
 
 

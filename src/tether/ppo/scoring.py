@@ -35,6 +35,11 @@ def response_texts(rollout: Rollout, vocabulary: Vocabulary) -> list[str]:
     return [vocabulary.decode(row[:length]) for row, length in zip(ids, lengths, strict=True)]
 
 
+def response_text(rollout: Rollout, row: int, vocabulary: Vocabulary) -> str:
+    """Return the text of one row."""
+    return vocabulary.decode(rollout.response_ids[row, : rollout.response_lengths[row]].tolist())
+
+
 def row_turns(rollout: Rollout, row: int, vocabulary: Vocabulary) -> list[tuple[bool, str]]:
     """A response in turns: whether the policy wrote it, and its text. The mask tells them apart,
     whatever tags may stand in either."""

@@ -27,12 +27,12 @@ from tether.run.reader import NotRegular, open_regular, read_regular
 MANIFEST = "manifest.json"
 STAGED = ".staged-"
 DAMAGED = "damaged-"
-NAME = re.compile(r"[0-9]{6,}")  # anything else in the folder is somebody else's
+NAME = re.compile(r"[0-9]{6,}")  # anything else in the folder belongs to another program
 GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
 def publish(run: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """Let `write` fill a staged folder, seal it with a manifest, move it to its place."""
+    """Let `write` fill a staged folder, then seal it with a manifest and move it to its place."""
     try:
         staged = stage(run, name)
         write(staged)
@@ -43,7 +43,7 @@ def publish(run: Path, name: str, write: Callable[[Path], None]) -> Path:
 
 
 def stage(run: Path, name: str) -> Path:
-    """An empty folder for the files of a checkpoint to come."""
+    """Create an empty folder for the files of a new checkpoint."""
     discard(run, name)
     staged = run / CHECKPOINTS / f"{STAGED}{name}"
     staged.mkdir(parents=True)
@@ -66,8 +66,8 @@ def discard(run: Path, name: str) -> None:
 
 
 def all_checkpoints(run: Path) -> list[Path]:
-    """List the checkpoints, newest first, damaged or not. Staged and set-aside ones, and files
-    that somebody else left there, are not among them."""
+    """List the checkpoints, newest first, damaged or not, without those that are staged or set
+    aside and without files of other programs."""
     folder = run / CHECKPOINTS
     try:
         names = os.listdir(folder)
@@ -101,8 +101,8 @@ def _unreadable(path: Path, error: OSError) -> UserError:
 
 
 def newest_whole(run: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The newest checkpoint whose every file is as it was written, and what is wrong with the
-    newer ones."""
+    """Return the newest checkpoint whose every file is as it was written, and what is wrong with
+    the newer ones."""
     damaged = {}
     for checkpoint in all_checkpoints(run):
         problem = problem_with(checkpoint)
@@ -113,7 +113,7 @@ def newest_whole(run: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def latest_checkpoint(run: Path) -> Path:
-    """The newest whole checkpoint, for whoever wants to use the model."""
+    """Return the newest whole checkpoint, or refuse a run that has none."""
     checkpoint, damaged = newest_whole(run)
     if checkpoint is None:
         why = f": {next(iter(damaged.values()))}" if damaged else " yet"
@@ -164,6 +164,7 @@ def sweep(run: Path) -> None:
 
 
 def prune(run: Path, keep: Iterable[Path]) -> None:
+    """Remove all checkpoints but these."""
     kept = set(keep)
     for checkpoint in all_checkpoints(run):
         if checkpoint not in kept:

@@ -1,4 +1,4 @@
-"""Where runs lie, and the names of the files in one."""
+"""Where runs are stored, and the names of the files in one."""
 
 import json
 import os
@@ -12,6 +12,7 @@ SCHEMA = 1
 RUNS = Path("runs")
 
 CONFIG = "config.yaml"
+RECIPE = "recipe.yaml"  # of a run of several stages, each a run in a folder of its own
 FINGERPRINT = "fingerprint.json"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
@@ -25,16 +26,17 @@ CHECKPOINTS = "checkpoints"
 LATEST = "LATEST"
 TRACKERS = "trackers"
 # What a new run may hold before its config.yaml.
-BEFORE_CONFIG = {LOCK, FINGERPRINT, f".{FINGERPRINT}", REWARD_LOG, ROLLOUTS, "config.tmp"}
+BEFORE_CONFIG = {LOCK, FINGERPRINT, f".{FINGERPRINT}", REWARD_LOG, ROLLOUTS}
+BEFORE_CONFIG |= {"config.tmp", "recipe.tmp"}
 
 
 def create_run_directory(directory: Path | None, name: str, overwrite: bool) -> Path:
-    """Make a new directory: the one asked for, or the next free runs/NAME-001, -002, …"""
+    """Create a directory: the one asked for, or the next free runs/NAME-001, -002, …"""
     if directory is None:
         return _next_free(name)
     refuse_taken(directory, overwrite)
     try:
-        if is_run(directory):
+        if is_run(directory) or is_pipeline(directory):
             _clear_away(directory.resolve())  # of a link, what it leads to; the link stays
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,20 +60,21 @@ def _cannot_be_made(directory: Path, error: OSError) -> UserError:
 
 
 def refuse_taken(directory: Path | None, overwrite: bool) -> None:
-    """Refuse to touch anything that exists, but a run that is to be replaced."""
+    """Refuse to touch anything that exists, except a run that is to be replaced."""
     try:
         taken = directory is not None and directory.exists() and not _is_bare(directory)
     except OSError as error:  # a name that is too long, or a folder that cannot be looked into
-        raise _cannot_be_made(directory, error) from None
-    if not taken:
+        raise _cannot_be_made(directory or RUNS, error) from None
+    if directory is None or not taken:
         return
     ours = any((directory / name).is_file() for name in (METRICS, LOCK))
-    if not (is_run(directory) and ours):  # a config.yaml alone may be anybody's
-        raise UserError(f"run.dir {directory} exists and is no run; choose another.")
+    known = is_run(directory) or is_pipeline(directory)
+    if not (known and ours):  # a config.yaml alone may belong to another program
+        raise UserError(f"run.dir {directory} exists and is not a run; choose another.")
     if not overwrite:
         raise UserError(
-            f"run.dir {directory} exists; choose another, go on with it by --resume, or replace "
-            f"it by --run.overwrite true."
+            f"run.dir {directory} exists; choose another, continue it with --resume, or replace "
+            f"it with --run.overwrite true."
         )
     if is_being_written(directory):
         raise UserError(f"run.dir {directory} is being written by another process.")
@@ -95,6 +98,11 @@ def started_in(run: Path) -> Path | None:
 
 def is_run(directory: Path) -> bool:
     return (directory / CONFIG).is_file()
+
+
+def is_pipeline(directory: Path) -> bool:
+    """Return whether it is a run of several stages."""
+    return (directory / RECIPE).is_file() and not is_run(directory)
 
 
 def _is_bare(directory: Path) -> bool:

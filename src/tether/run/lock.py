@@ -1,4 +1,4 @@
-"""One writer a run: a lock that the kernel drops however its holder ends, so none is ever stale."""
+"""One writer per run: a lock that the kernel releases when its holder ends, so none is stale."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 1.0  # a reader that only asks holds the lock for a moment
 
 
 class RunLock:
-    """Held by whoever writes the run, for as long as it is entered."""
+    """Held by the process that writes the run, for as long as it is entered."""
 
     def __init__(self, run: Path) -> None:
         self.run = run

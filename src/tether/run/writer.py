@@ -1,4 +1,4 @@
-"""Writing a run: one JSON object a line, on its way to the disk at once, readable meanwhile."""
+"""Writing a run: one JSON object per line, written through at once, readable meanwhile."""
 
 import contextlib
 import errno
@@ -7,7 +7,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -31,26 +31,16 @@ from tether.run.metrics import Event
 from tether.run.reader import NotRegular, open_regular
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-ROLLOUT_FILE = re.compile(r"([0-9]{6,})\.(jsonl|tmp)")  # anything else is somebody else's
+ROLLOUT_FILE = re.compile(r"([0-9]{6,})\.(jsonl|tmp)")  # anything else belongs to another program
 
 
 class RunWriter:
-    """The files of one run but its checkpoints. `attempt` counts how often it was started.
+    """Writes the files of one run except its checkpoints. `attempt` counts how often it was
+    started. A disk that is full stops the run, with all whole lines in place."""
 
-    `wait_for_room` is called with a sentence when the disk is full, before another try; without it
-    a full disk stops the run.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        config_yaml: str,
-        attempt: int = 1,
-        wait_for_room: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, config_yaml: str, attempt: int = 1) -> None:
         self.directory = directory
         self.attempt = attempt
-        self.wait_for_room = wait_for_room
         try:
             (directory / ROLLOUTS).mkdir(exist_ok=True)
         except OSError as error:
@@ -69,7 +59,7 @@ class RunWriter:
 
     def prompts(self, iteration: int, sha256: str) -> None:
         """Write the digest of the prompts' token ids, which a resume compares."""
-        if PROMPTS not in self.files:  # a stage before PPO draws none
+        if PROMPTS not in self.files:
             self.files[PROMPTS] = self._open(PROMPTS)
         self._append(PROMPTS, {"iteration": iteration, "sha256": sha256})
 
@@ -82,7 +72,7 @@ class RunWriter:
     def evaluation(
         self, record: Mapping[str, Any], responses: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        """Append a line about an evaluation. What was said in it is in a file before that."""
+        """Append a line about an evaluation, once its responses are in a file."""
         if responses:
             path = self.directory / RESPONSES / f"{record['iteration']:06d}.jsonl"
             try:
@@ -103,60 +93,36 @@ class RunWriter:
 
     def sync(self) -> None:
         """Wait until all lines are on the disk: a checkpoint must not outlive them."""
-
-        def write() -> None:
+        try:
             for file in self.files.values():
                 os.fsync(file.fileno())
             for folder in (ROLLOUTS, RESPONSES):
                 if (self.directory / folder).is_dir():
                     sync(self.directory / folder)
             sync(self.directory)
-
-        self._patiently(self.directory, write)
+        except OSError as error:
+            raise self._cannot_write(self.directory, error) from None
 
     def close(self) -> None:
         for file in self.files.values():
             file.close()
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        """The whole line, or none of it."""
+        """Append the whole line, or none of it."""
         file, line = self.files[name], _line(record).encode("utf-8")
         before = os.fstat(file.fileno()).st_size
-
-        def write() -> None:
-            try:
-                if file.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, "no room for a whole line")
-            except OSError:
-                os.ftruncate(file.fileno(), before)
-                raise
-
-        self._patiently(self.directory / name, write)
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, "no room for a whole line")
+        except OSError as error:
+            os.ftruncate(file.fileno(), before)
+            raise self._cannot_write(self.directory / name, error) from None
 
     def _replace(self, path: Path, text: str) -> None:
-        """Whole or not at all: a reader never sees half a file."""
-        staged = path.with_suffix(".tmp")
-
-        def write() -> None:
-            try:
-                staged.write_text(text, encoding="utf-8")
-                sync(staged)
-                os.replace(staged, path)
-            except OSError:
-                staged.unlink(missing_ok=True)
-                raise
-
-        self._patiently(path, write)
-
-    def _patiently(self, path: Path, write: Callable[[], None]) -> None:
-        """Write once there is room, where somebody waits for it; else stop the run."""
-        while True:
-            try:
-                return write()
-            except OSError as error:
-                if self.wait_for_room is None or error.errno not in NO_ROOM:
-                    raise self._cannot_write(path, error) from None
-                self.wait_for_room(f"{path} could not be written: {one_line(error).lower()}")
+        try:
+            replace_file(path, text)
+        except OSError as error:
+            raise self._cannot_write(path, error) from None
 
     def _cannot_write(self, path: Path, error: OSError) -> RunStopped:
         first = "Make room" if error.errno in (*NO_ROOM, errno.EFBIG) else "Mend that"
@@ -166,8 +132,20 @@ class RunWriter:
         )
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a reader never sees half of it, also after a kill."""
+    staged = path.with_suffix(".tmp")
+    try:
+        staged.write_text(text, encoding="utf-8")
+        sync(staged)
+        os.replace(staged, path)
+    except OSError:
+        staged.unlink(missing_ok=True)
+        raise
+
+
 class NoWriter:
-    """For a process beside the one that writes the run."""
+    """Writes nothing, for the processes beside rank 0."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -207,8 +185,8 @@ def note_interrupt(
 
 
 def cut_back(run: Path, iterations_done: int) -> None:
-    """Make the run's files what they were after so many iterations: later lines and rollouts go,
-    and so does what a kill left half written. Events stay: they did happen.
+    """Cut the run's files back to what they were after so many iterations: later lines and rollouts
+    go, and so does what a kill left half written. Events stay: they did happen.
 
     All files are read first: where one is damaged, none is cut.
     """
@@ -264,12 +242,13 @@ def _iteration(path: Path, number: int, line: bytes) -> int:
 
 
 def shortest_floats(x: Tensor) -> list[float]:
-    """float32 values as the shortest decimals that read back to the same float32."""
+    """Return float32 values as the shortest decimals that read back to the same float32."""
     return [float(str(value)) for value in x.float().cpu().numpy()]
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    """Strict JSON: a number that is not finite becomes null; what is no text is escaped."""
+    """Return a line of strict JSON: a number that is not finite becomes null; bytes that are not
+    text are escaped."""
     finite = {key: _finite(value) for key, value in record.items()}
     line = json.dumps({"schema": SCHEMA, **finite}, ensure_ascii=False, allow_nan=False)
     return line.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"

@@ -1,6 +1,6 @@
 """Reward modelling: of two responses to one prompt, score the chosen one higher."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,13 @@ from tether.algo.losses import bradley_terry_losses
 from tether.config.stages import RewardModelConfig
 from tether.data.batching import microbatches
 from tether.data.dialogues import PreferencePair, load_pairs
-from tether.models.reward_model import RewardModel, dialogues_as_sequences, start_reward_model
-from tether.stages.loop import Record
+from tether.models.reward_model import (
+    RewardModel,
+    dialogues_as_sequences,
+    load_reward_model,
+    start_reward_model,
+)
+from tether.stages.training import Record, StageJob, fix_template_day
 
 BINS = 10  # of confidence, between a coin's 0.5 and 1
 
@@ -36,7 +41,7 @@ class Reliability:
 
 
 def reliability(chosen: Float[Tensor, " pairs"], rejected: Float[Tensor, " pairs"]) -> Reliability:
-    """A tie is half right, at a confidence of 0.5."""
+    """Return accuracy and calibration; a tie is half right, at a confidence of 0.5."""
     difference = (chosen - rejected).double()
     confidence = torch.sigmoid(difference.abs())
     right = (difference > 0).double() + 0.5 * (difference == 0).double()
@@ -51,7 +56,10 @@ def reliability(chosen: Float[Tensor, " pairs"], rejected: Float[Tensor, " pairs
 
 
 class RewardModelStage:
-    """The loss is the mean over pairs of -log sigmoid(score of chosen - score of rejected)."""
+    """The loss is the mean over pairs of -log sigmoid(score of chosen - score of rejected)
+    (Bradley and Terry, 1952)."""
+
+    role = "reward"
 
     def __init__(
         self,
@@ -61,8 +69,8 @@ class RewardModelStage:
     ) -> None:
         self.reward = reward
         self.train, self.heldout = train, heldout
-        self.model = reward.model
-        self.num_rows = len(train)
+        self.model, self.tokenizer = reward.model, reward.tokenizer
+        self.num_rows, self.num_heldout = len(train), len(heldout)
 
     def backward(self, rows: list[int]) -> Record:
         pairs = [self.train[row] for row in rows]
@@ -78,28 +86,30 @@ class RewardModelStage:
         accuracy = reliability(torch.cat(chosen), torch.cat(rejected)).accuracy
         return {"loss": loss, "accuracy": accuracy}
 
-    def evaluate(self) -> Record | None:
-        if not self.heldout:
-            return None
+    def evaluate(self) -> Record:
         dialogues = [ids for pair in self.heldout for ids in (pair.chosen, pair.rejected)]
         chosen, rejected = self.reward.scores(dialogues).view(-1, 2).unbind(1)
         loss = float(bradley_terry_losses(chosen, rejected).double().mean())
         return {"loss": loss, "pairs": len(self.heldout), **asdict(reliability(chosen, rejected))}
 
-    def save(self, folder: Path) -> None:
-        self.model.save_pretrained(folder / "reward")
-        self.reward.tokenizer.save_pretrained(folder / "reward")
+    def row_ids(self, row: int) -> list[int]:
+        return [*self.train[row].chosen, *self.train[row].rejected]
+
+    def read_weights(self, folder: Path) -> Mapping[str, Tensor]:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        tokens = self.reward.microbatch_tokens
+        return load_reward_model(str(folder), dtype, self.model.device, tokens).model.state_dict()
 
     def _read_pairs(
         self, pairs: Sequence[PreferencePair]
     ) -> tuple[Float[Tensor, " pairs"], Float[Tensor, " pairs"]]:
-        """Both sides in one pass, so that nothing differs between them but the ids."""
+        """Score both sides in one pass, so that nothing differs between them but the ids."""
         dialogues = [ids for pair in pairs for ids in (pair.chosen, pair.rejected)]
         chosen, rejected = self.reward.scores_with_gradients(dialogues).view(-1, 2).unbind(1)
         return chosen, rejected
 
     def _parts(self, pairs: Sequence[PreferencePair]) -> list[list[PreferencePair]]:
-        """Pairs of like length together, as many as one backward may hold."""
+        """Return groups of pairs of like length, as many as one backward may hold."""
         longest = [max(pair.chosen, pair.rejected, key=len) for pair in pairs]
         groups = microbatches(
             dialogues_as_sequences(longest, torch.device("cpu")),
@@ -108,10 +118,16 @@ class RewardModelStage:
         return [[pairs[i] for i in group.tolist()] for group in groups]
 
 
+def reward_model_job(config: RewardModelConfig) -> StageJob[RewardModelConfig]:
+    """Return the job of `tether reward-model`."""
+    return StageJob(config, build_reward_model)
+
+
 def build_reward_model(config: RewardModelConfig, device: torch.device) -> RewardModelStage:
     """Load the model and every pair; nothing is trained yet."""
     model, data, train = config.model, config.data, config.train
     reward = start_reward_model(model.start, model.dtype, device, train.microbatch_tokens)
+    fix_template_day(data.date, reward.tokenizer)
     load = partial(load_pairs, data=data, tokenizer=reward.tokenizer, context=reward.max_tokens)
     heldout = [] if data.heldout is None else load(data.heldout)[: train.eval_rows]
     return RewardModelStage(reward, load(data.train), heldout)

@@ -1,11 +1,11 @@
-"""Supervised fine-tuning: make given responses to given prompts likelier.
+"""Supervised fine-tuning: raise the likelihood of demonstrated responses.
 
 Rows are not packed. A training forward has no attention mask, so two documents in one row would
 see each other; instead a step is cut into microbatches of rows of like length, which leaves little
 padding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,21 @@ from tether.models.loading import load_causal_lm
 from tether.models.policy import Policy
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.ppo.optimizer import Optimizer
-from tether.stages.loop import BETAS, Record, row_slices, warm_cosine
+from tether.stages.training import (
+    BETAS,
+    Record,
+    StageJob,
+    fix_template_day,
+    rows_of_step,
+    warm_cosine,
+)
 from tether.types import Sequences
 
 
 class SFTStage:
-    """The loss is the mean of -log pi over the tokens of assistants; the rest is only read."""
+    """The loss is the mean of -log pi over the tokens of assistants; the rest is context."""
+
+    role = "actor"
 
     def __init__(
         self,
@@ -38,8 +47,8 @@ class SFTStage:
     ) -> None:
         self.policy, self.vocabulary = policy, vocabulary
         self.train, self.heldout = train, heldout
-        self.model = policy.model
-        self.num_rows = len(train)
+        self.model, self.tokenizer = policy.model, vocabulary.tokenizer
+        self.num_rows, self.num_heldout = len(train), len(heldout)
 
     def backward(self, rows: list[int]) -> Record:
         sequences, mask = collate([self.train[row] for row in rows], self.model.device)
@@ -59,19 +68,25 @@ class SFTStage:
         tokens = int((sequences.prompt_lengths + sequences.response_lengths).sum())
         return {"loss": loss, "tokens": int(mask.sum()), "padding_share": 1 - tokens / cells}
 
-    def evaluate(self) -> Record | None:
-        """Mean loss a token over all held-out rows together."""
-        if not self.heldout:
-            return None
+    def evaluate(self) -> Record:
+        """Return the mean loss per token over all held-out rows together."""
         sequences, mask = collate(self.heldout, self.model.device)
         log_probs = self.policy.log_probs(sequences, mask)
         count = int(mask.sum())
         loss = -float(log_probs.double().sum()) / count
         return {"loss": loss, "tokens": count, "rows": len(self.heldout)}
 
-    def save(self, folder: Path) -> None:
-        self.model.save_pretrained(folder / "actor")
-        self.vocabulary.tokenizer.save_pretrained(folder / "actor")
+    def row_ids(self, row: int) -> list[int]:
+        return [*self.train[row].prompt_ids, *self.train[row].response_ids]
+
+    def read_weights(self, folder: Path) -> Mapping[str, Tensor]:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return load_causal_lm(str(folder), dtype, self.model.device).state_dict()
+
+
+def sft_job(config: SFTConfig) -> StageJob[SFTConfig]:
+    """Return the job of `tether sft`."""
+    return StageJob(config, build_sft)
 
 
 def build_sft(config: SFTConfig, device: torch.device) -> SFTStage:
@@ -79,6 +94,7 @@ def build_sft(config: SFTConfig, device: torch.device) -> SFTStage:
     name, data = config.model.start, config.data
     model = load_causal_lm(name, config.model.dtype, device)
     vocabulary = load_vocabulary(name, model)
+    fix_template_day(data.date, vocabulary.tokenizer)
     context = getattr(model.config, "max_position_embeddings", None)
     load = partial(load_conversations, data=data, tokenizer=vocabulary.tokenizer, context=context)
     heldout = [] if data.heldout is None else load(data.heldout)[: config.train.eval_rows]
@@ -89,7 +105,7 @@ def build_sft(config: SFTConfig, device: torch.device) -> SFTStage:
 def collate(
     conversations: Sequence[Conversation], device: torch.device
 ) -> tuple[Sequences, Bool[Tensor, "rows response"]]:
-    """Rows as a rectangle, and the mask of what is learnt."""
+    """Return the rows as a rectangle, and the mask of the tokens that are learnt."""
     joined = join_pairs([(c.prompt_ids, c.response_ids) for c in conversations])
     mask = pad_right([c.loss_mask for c in conversations], torch.bool)
     parts = (joined.ids, joined.prompt_lengths, joined.response_lengths)
@@ -97,7 +113,8 @@ def collate(
 
 
 def like_lengths(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " some"]]:
-    """Row numbers of each backward: all as they stand if they fit, else groups of like length."""
+    """Return the row numbers of each backward: all in order if they fit, else groups of like
+    length."""
     if sequences.ids.numel() <= max_tokens:
         return [torch.arange(len(sequences.ids), device=sequences.ids.device)]
     return microbatches(sequences, max_tokens)
@@ -105,7 +122,7 @@ def like_lengths(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " so
 
 @dataclass(frozen=True)
 class SFTSettings:
-    """A course of steps, for scripts that build a model in several lessons."""
+    """Steps and learning rate of one lesson, for scripts that build a model in several."""
 
     num_steps: int
     lr: float  # at the peak
@@ -123,7 +140,7 @@ def train_sft(
     settings: SFTSettings,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Train the policy in place on (prompt, response) pairs; `on_step` hears each step's loss."""
+    """Train the policy in place on (prompt, response) pairs; `on_step` gets each step's loss."""
     encoded = [
         encode_prompt_and_response(vocabulary.tokenizer, *dialogue) for dialogue in dialogues
     ]
@@ -137,7 +154,7 @@ def train_conversations(
     settings: SFTSettings,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """The same on what is encoded already, where the response may hold tokens only to be read."""
+    """Train on conversations that are encoded already, whose mask may leave out tokens."""
     stage = SFTStage(policy, vocabulary, conversations, [])
     optimizer = Optimizer(
         policy.model.parameters(),
@@ -146,8 +163,8 @@ def train_conversations(
         settings.weight_decay,
         betas=BETAS,
     )
-    slices = row_slices(len(conversations), settings.num_steps, settings.rows, settings.seed)
-    for step, rows in enumerate(slices):
+    for step in range(settings.num_steps):
+        rows = rows_of_step(step, len(conversations), settings.rows, settings.seed)
         metrics = stage.backward(rows)
         optimizer.set_factor(warm_cosine(step, settings.num_steps, settings.warmup_steps))
         optimizer.step()

@@ -8,23 +8,25 @@ checkpoints/000050/actor_optimizer.safetensors
 checkpoints/000050/critic_optimizer.safetensors
 checkpoints/000050/state.json
 
+Those are PPO's. SFT has actor/, actor_optimizer and state.json, a reward model reward/,
+reward_optimizer and state.json.
+
 Several processes write a file in as many parts, NAME-00001-of-00002.safetensors, each of whole
 tensors; any number of processes reads them.
 
-There is no random state to keep: every draw is computed from the seed and where it is used. Nor is
-there a position in the data: it follows from the iteration. The base below an adapter is no part of
-it either: it is what config.yaml names, and its hash is kept.
+There is no random state to save: every draw is computed from the seed and where it is used. The
+position in the data follows from the iteration. The base below an adapter is not part of a
+checkpoint: config.yaml names it, and state.json holds its hash.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.config import Config
@@ -36,17 +38,12 @@ from tether.models.loading import DTYPES, load_causal_lm
 from tether.models.locate import find_model
 from tether.models.lora import add_adapter, merge_adapter
 from tether.models.vocabulary import Vocabulary, load_vocabulary
-from tether.models.weights import (
-    load_trainable_parameters,
-    load_weights,
-    plain_weights,
-    trainable_parameters,
-)
+from tether.models.weights import load_trainable_parameters, load_weights, plain_weights
 from tether.ppo.result import Controls
 from tether.ppo.roles import Roles
 from tether.run.checkpoint_store import all_checkpoints, discard, finish, prune, stage
-from tether.run.directory import CHECKPOINTS, EVALS, SCHEMA
-from tether.run.reader import read_lines, read_regular
+from tether.run.directory import CHECKPOINTS, SCHEMA
+from tether.run.reader import read_regular
 from tether.train.checkpoint_files import (
     OwnTensors,
     own_tensors,
@@ -55,6 +52,7 @@ from tether.train.checkpoint_files import (
     write_tensors,
 )
 from tether.train.fingerprint import Inputs, hash_ends, hash_model, versions
+from tether.train.training import Contents, E, Training
 
 STATE = "state.json"
 ACTOR = "actor"
@@ -67,32 +65,47 @@ CRITIC_OPTIMIZER = "critic_optimizer.safetensors"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands between two iterations, beside weights and moments."""
+    """Where a run stands between two iterations."""
 
     iterations_done: int
-    controls: Controls
-    barren_iterations: int = 0  # in a row, that taught nothing for numbers that were not finite
+    without_progress: int = 0  # newest iterations that took no step, for numbers not finite
+
+    def to_state(self) -> dict[str, int]:
+        return {
+            "iterations_done": self.iterations_done,
+            "barren_iterations": self.without_progress,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Progress":
+        return cls(state["iterations_done"], state["barren_iterations"])
 
 
-def save_checkpoint(
-    run: Path,
-    progress: Progress,
-    roles: Roles,
-    config: Config,
-    inputs: Inputs,
-) -> Path:
+def save_checkpoint(run: Path, progress: Progress, training: Training[E], inputs: Inputs) -> Path:
     """Write the state; one that exists already is left as it is, being the same."""
     name = f"{progress.iterations_done:06d}"
     place = run / CHECKPOINTS / name
     if on_first_process(place.exists):
         return place
-    _refuse_non_finite(roles, name)
-    tensors = _own_tensors(roles, config)
+    _refuse_non_finite(training, name)
+    contents = training.contents()
+    tensors = {name: own_tensors(named) for name, named in contents.tensors.items()}
+    tensors |= {
+        name: own_tensors(plain_weights(saved.model)) for name, saved in contents.models.items()
+    }
+    state = {
+        "schema": SCHEMA,
+        **progress.to_state(),
+        **contents.state,
+        "config": training.config.to_dict(),
+        "inputs": inputs,
+        "versions": versions(),
+    }
     try:
         staged = on_first_process(lambda: stage(run, name))
-        gather_results(lambda: _write(staged, tensors, progress, roles, config, inputs))
+        gather_results(lambda: _write(staged, tensors, contents, state))
         on_first_process(lambda: finish(staged, name))
-        on_first_process(lambda: prune(run, _kept(run, config)))
+        on_first_process(lambda: prune(run, training.checkpoints_to_keep(run)))
     except (OSError, SafetensorError) as error:
         on_first_process(lambda: discard(run, name))
         raise RunStopped(
@@ -102,10 +115,28 @@ def save_checkpoint(
     return place
 
 
-def load_checkpoint(checkpoint: Path, roles: Roles, config: Config) -> None:
-    """Put weights and moments back; roles were built from the same config."""
+def _write(
+    folder: Path,
+    tensors: Mapping[str, OwnTensors],
+    contents: Contents,
+    state: Mapping[str, Any],
+) -> None:
+    """Write this process's share of the tensors. Rank 0 also writes the rest."""
+    for name, own in tensors.items():
+        saved = contents.models.get(name)
+        if saved is None:
+            write_tensors(folder / name, own)
+        else:
+            write_model(folder / name, own, saved.model, saved.tokenizer)
+    if world().is_first:
+        text = json.dumps(state, indent=1) + "\n"
+        (folder / STATE).write_text(text, encoding="utf-8")
+
+
+def load_checkpoint(checkpoint: Path, training: Training[E]) -> None:
+    """Restore weights and moments into a training that was built from the same config."""
     try:
-        _load(checkpoint, roles, config)
+        training.load(checkpoint)
     except (SafetensorError, OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -113,7 +144,8 @@ def load_checkpoint(checkpoint: Path, roles: Roles, config: Config) -> None:
         ) from None
 
 
-def _load(checkpoint: Path, roles: Roles, config: Config) -> None:
+def load_roles(checkpoint: Path, roles: Roles, config: Config) -> None:
+    """Restore the weights and moments of PPO's roles."""
     model = roles.actor.model
     if config.model.lora is not None:
         load_trainable_parameters(model, read_tensors(checkpoint / ADAPTER))
@@ -131,7 +163,7 @@ def _load(checkpoint: Path, roles: Roles, config: Config) -> None:
 
 
 def load_adapter(checkpoint: Path, roles: Roles, config: Config) -> None:
-    """Put only the actor's adapter back, on the base that it was trained on."""
+    """Restore only the actor's adapter, on the base that it was trained on."""
     _refuse_other_base(checkpoint, config)
     try:
         load_trainable_parameters(roles.actor.model, read_tensors(checkpoint / ADAPTER))
@@ -145,7 +177,8 @@ def load_adapter(checkpoint: Path, roles: Roles, config: Config) -> None:
 def load_plain_actor(
     checkpoint: Path, config: Config, dtype: str, device: torch.device
 ) -> tuple[PreTrainedModel, Vocabulary]:
-    """The actor as an ordinary model; an adapter is merged into the base that the config names."""
+    """Load the actor as an ordinary model, its adapter merged into the base that the config
+    names."""
     settings = config.model
     if settings.lora is None:
         name = str(checkpoint / ACTOR)
@@ -154,7 +187,7 @@ def load_plain_actor(
     _refuse_other_base(checkpoint, config)
     model = load_causal_lm(settings.actor, settings.dtype, device, settings.hub)
     vocabulary = load_vocabulary(settings.actor, model, settings.hub)
-    model.to(DTYPES[dtype])
+    model.to(dtype=DTYPES[dtype])  # type: ignore[call-arg]
     add_adapter(model, settings.lora, config.seed, "actor")
     load_trainable_parameters(model, read_tensors(checkpoint / ADAPTER))
     merge_adapter(model)
@@ -171,55 +204,13 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def read_progress(state: Mapping[str, Any]) -> Progress:
-    fields = {name: state[name] for name in Progress.__dataclass_fields__ if name != "controls"}
-    return Progress(controls=Controls(**state["controls"]), **fields)
-
-
-def _own_tensors(roles: Roles, config: Config) -> dict[str, OwnTensors]:
-    """What this process writes of each file, gathered before anyone writes."""
-    parts: dict[str, Mapping[str, Tensor]] = {ACTOR_OPTIMIZER: roles.actor_optimizer.state()}
-    if config.model.lora is not None:
-        parts[ADAPTER] = trainable_parameters(roles.actor.model)
-    else:
-        parts[ACTOR] = plain_weights(roles.actor.model)
-    for name, state in ((CRITIC, roles.critic.state()), (REFERENCE, roles.reference.state())):
-        if state:
-            parts[name] = state
-    if roles.critic_optimizer is not None:
-        parts[CRITIC_OPTIMIZER] = roles.critic_optimizer.state()
-    return {name: own_tensors(tensors) for name, tensors in parts.items()}
-
-
-def _write(
-    folder: Path,
-    tensors: Mapping[str, OwnTensors],
-    progress: Progress,
-    roles: Roles,
-    config: Config,
-    inputs: Inputs,
-) -> None:
-    """This process's tensors; the first one's hands also write what is not a tensor."""
-    for name, own in tensors.items():
-        if name == ACTOR:
-            write_model(folder / ACTOR, own, roles.actor.model, roles.vocabulary.tokenizer)
-        else:
-            write_tensors(folder / name, own)
-    if not world().is_first:
-        return
-    state = {
-        "schema": SCHEMA,
-        **asdict(progress),
-        "config": config.to_dict(),
-        "inputs": inputs,
-        "versions": versions(),
-        **roles.reward.state(),
-    }
-    (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+def read_controls(state: Mapping[str, Any]) -> Controls:
+    """Return the coefficients that PPO's controllers had reached."""
+    return Controls(**state["controls"])
 
 
 def _refuse_other_base(checkpoint: Path, config: Config) -> None:
-    """An adapter on another base than its own would be a model that nobody trained."""
+    """Refuse an adapter on another base than its own, which is not the model that was trained."""
     base = config.model.actor
     written = read_state(checkpoint)["inputs"]["model.actor"]
     hashed = hash_ends if isinstance(written, str) else hash_model
@@ -230,24 +221,25 @@ def _refuse_other_base(checkpoint: Path, config: Config) -> None:
         )
 
 
-def _refuse_non_finite(roles: Roles, name: str) -> None:
-    critic = [network.module for network in roles.critic.networks()]
-    for role, modules in (("actor", [roles.actor.model]), ("critic", critic)):
-        weights = [weight for module in modules for weight in module.parameters()]
-        if any_process(not all(bool(local_shard(weight).isfinite().all()) for weight in weights)):
+def _refuse_non_finite(training: Training[E], name: str) -> None:
+    for role, module in training.learning_modules().items():
+        finite = all(bool(local_shard(weight).isfinite().all()) for weight in module.parameters())
+        if any_process(not finite):
             raise RunStopped(
                 f"The {role}'s weights are not finite, so checkpoint {name} was not written; "
                 f"resume from the one before with a lower learning rate."
             )
 
 
-def _kept(run: Path, config: Config) -> list[Path]:
-    """The newest `keep_last`, and of all the `keep_best` with the highest held-out score."""
-    found = all_checkpoints(run)
-    scores = {e["iteration"]: e["sampled"]["mean"] for e in read_lines(run / EVALS)}
+def newest_and_best(
+    run: Path, keep_last: int, keep_best: int = 0, scores: Mapping[int, float] | None = None
+) -> list[Path]:
+    """Return the newest `keep_last` checkpoints, and of all the `keep_best` with the highest
+    held-out score."""
+    found, scores = all_checkpoints(run), scores or {}
     scored = [path for path in found if int(path.name) in scores]
     best = sorted(scored, key=lambda path: scores[int(path.name)], reverse=True)
-    return found[: config.train.keep_last] + best[: config.train.keep_best]
+    return found[:keep_last] + best[:keep_best]
 
 
 def _reason(error: Exception) -> str:

@@ -16,7 +16,7 @@ from tether.dist.world import world
 
 @dataclass(frozen=True)
 class OwnTensors:
-    """What this process writes, whole and in memory, and who writes which."""
+    """The full tensors that this process writes, and which process writes which."""
 
     tensors: Mapping[str, Tensor]
     writers: Mapping[str, int]
@@ -24,19 +24,20 @@ class OwnTensors:
 
 
 def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
-    """About this process's share of the bytes. Everyone gathers what is sharded, one tensor at a
-    time, and keeps only its own. Who writes which follows from the names, whatever their order."""
+    """Return this process's share of the tensors, about equal in bytes. All processes gather what
+    is sharded, one tensor at a time, and keep only their own. Which process writes which follows
+    from the names, in any order."""
     here, names = world(), sorted(named)
     sizes = [named[name].numel() * named[name].element_size() for name in names]
     writers = {
         names[i]: writer for writer, share in enumerate(balance(sizes, here.size)) for i in share
     }
-    kept = {}
+    own = {}
     for name in names:
-        whole = full_tensor(named[name])
+        full = full_tensor(named[name])
         if writers[name] == here.rank:
-            kept[name] = whole
-    return OwnTensors(kept, writers, sum(sizes))
+            own[name] = full
+    return OwnTensors(own, writers, sum(sizes))
 
 
 def write_tensors(file: Path, own: OwnTensors) -> None:
@@ -46,7 +47,7 @@ def write_tensors(file: Path, own: OwnTensors) -> None:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Of one file, or of the parts that stand for it."""
+    """Read the tensors of one file, or of the parts in its place."""
     if file.is_file():
         return load_file(file)
     found = sorted(file.parent.glob(f"{file.stem}-*-of-*{file.suffix}"))
@@ -58,7 +59,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 def write_model(
     folder: Path, own: OwnTensors, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """A Hugging Face directory, in parts with an index where several processes write it."""
+    """Write a Hugging Face directory, in parts with an index where several processes write it."""
     here = world()
     if here.size == 1:
         model.save_pretrained(folder)

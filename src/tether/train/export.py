@@ -23,7 +23,7 @@ SETTINGS = "tether.yaml"  # the run's config, under a name that makes the direct
 
 
 def export_run(run: Path, config: Config, directory: Path) -> Path:
-    """Whole or not there: it is written beside its place and moved by one rename."""
+    """Write the directory, whole or not at all: it is staged beside its place and renamed."""
     if directory.exists():
         raise UserError(f"{directory} exists already; name a directory that does not.")
     checkpoint = latest_checkpoint(run)
@@ -50,7 +50,7 @@ def export_run(run: Path, config: Config, directory: Path) -> Path:
 
 
 def shared_settings(config: Config) -> str:
-    """The config for others to read: a secret among a reward's arguments is left out."""
+    """Return the config for others to read, without secrets among a reward's arguments."""
     sections = config.to_dict()
     for reward in (sections["reward"], *(sections["reward"]["parts"] or ())):
         for name, value in reward["arguments"].items():
@@ -60,7 +60,7 @@ def shared_settings(config: Config) -> str:
 
 
 def _answer_alike(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
-    """Let `generate` end a response where training did, and pad without asking."""
+    """Set `generate` to end a response where training did, and to pad without asking."""
     ends = sorted(vocabulary.eos_ids)
     model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
     if model.generation_config.pad_token_id is None:
@@ -69,7 +69,7 @@ def _answer_alike(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
 
 
 def model_card(iterations: int, config: Config, evaluations: list[Evaluation]) -> str:
-    """Facts of the run directory, and nothing else."""
+    """Return a model card with the facts of the run directory, and nothing else."""
     found = {evaluation.iteration: evaluation for evaluation in evaluations}
     facts = {
         "base model": f"`{config.model.actor}`",
@@ -110,7 +110,7 @@ def _method(config: Config) -> str:
 def _kl(after: Evaluation | None) -> str:
     if after is None or after.kl is None:
         return "not measured"
-    return f"{after.kl:.4f} nats a response"
+    return f"{after.kl:.4f} nats per response"
 
 
 def _scores(before: Evaluation | None, after: Evaluation | None) -> list[str]:

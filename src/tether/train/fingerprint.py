@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,15 +24,14 @@ import tokenizers
 import torch
 import transformers
 
-from tether import assets
-from tether.config import Config, OwnTool, SearchTool
+from tether.config import Config
 from tether.errors import RunStopped, UserError, one_line
 from tether.models.locate import find_model
-from tether.rewards.parts import learned_model, parts_of
+from tether.rewards.parts import learned_model
 from tether.run.checkpoint_store import sync
-from tether.run.directory import FINGERPRINT, SCHEMA
-from tether.run.reader import NotRegular, read_regular
-from tether.support.user_code import MISSING, hash_file, own_files
+from tether.run.directory import FINGERPRINT, PROMPTS, SCHEMA
+from tether.run.reader import NotRegular, read_lines, read_regular
+from tether.support.user_code import MISSING, hash_file
 
 Inputs = dict[str, dict[str, str]]  # config field -> file -> SHA-256
 Say = Callable[[str], None]
@@ -42,6 +41,7 @@ MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".gguf")
 HASHERS = 4  # threads: hashing leaves the interpreter free
 LONG_BYTES = 4 << 30  # what takes some seconds to read, and is announced
 SAY_SECONDS = 10.0
+PROMPTS_COMPARED = 64  # newest iterations whose prompts are drawn again; the files cover the rest
 ENDS = 1 << 20  # bytes at each end of a file that the first version looked at
 
 
@@ -54,10 +54,14 @@ class Fingerprint:
     python_reward: bool = False
 
 
-def take_fingerprint(config: Config, say: Say, python_reward: bool = False) -> Fingerprint:
-    """Hash everything that the run reads. `say` is told how far it is, if it takes long."""
-    inputs = hash_inputs(config, say)
-    return Fingerprint(os.getcwd(), config.to_dict(), inputs, versions(), python_reward)
+def take_fingerprint(
+    settings: Mapping[str, Any],
+    files: Iterable[tuple[str, Mapping[str, Path]]],
+    say: Say = lambda text: None,
+    python_reward: bool = False,
+) -> Fingerprint:
+    """Hash every file that a run reads. `say` is told how far it is, if it takes long."""
+    return Fingerprint(os.getcwd(), settings, hash_inputs(files, say), versions(), python_reward)
 
 
 def refuse_lost_reward(run: Path, typed: Collection[str]) -> None:
@@ -80,44 +84,16 @@ def versions() -> dict[str, str]:
     return {name: str(module.__version__) for name, module in found.items()}
 
 
-def hash_inputs(config: Config, say: Say = lambda text: None) -> Inputs:
-    files = {field: dict(named) for field, named in input_files(config)}
-    hashes = _hash_all({path for named in files.values() for path in named.values()}, say)
+def hash_inputs(
+    files: Iterable[tuple[str, Mapping[str, Path]]], say: Say = lambda text: None
+) -> Inputs:
+    """Return the SHA-256 of files that are given by config field and name."""
+    found = dict(files)
+    hashes = _hash_all({path for named in found.values() for path in named.values()}, say)
     return {
         field: {name: hashes[path] for name, path in named.items()}
-        for field, named in files.items()
+        for field, named in found.items()
     }
-
-
-def input_files(config: Config) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Yield, by config field, the files that a run reads, by names that hold wherever they lie."""
-    for role in ("actor", "reference", "critic"):
-        model = getattr(config.model, role)
-        if model is not None:
-            yield f"model.{role}", model_files(find_model(model, config.model.hub))
-    for split in ("train", "heldout"):
-        given = config.data.files(split)
-        for number, file in enumerate(given):
-            which = "" if len(given) == 1 else f"[{number}]"
-            path = assets.resolve(file.path)
-            yield f"data.{split}{which}", {path.name: path}
-    for number, tool in enumerate(config.rollout.tools):
-        if isinstance(tool, SearchTool) and tool.corpus is not None:
-            path = assets.resolve(tool.corpus)
-            yield f"rollout.tools[{number}].corpus", {path.name: path}
-        elif isinstance(tool, OwnTool):
-            yield f"rollout.tools[{number}]", own_files(tool.kind)
-    if config.rollout.environment is not None:
-        yield "rollout.environment", own_files(config.rollout.environment)
-    reward = learned_model(config.reward)
-    if reward is not None:
-        yield "reward.kind", model_files(find_model(reward))
-        return
-    for part in parts_of(config.reward):
-        field = "reward.kind" if part.name is None else f"reward.parts, {part.name}"
-        files = own_files(part.kind)
-        if files:
-            yield field, files
 
 
 def model_files(model: Path) -> dict[str, Path]:
@@ -146,7 +122,10 @@ def _hash_all(paths: set[Path], say: Say) -> dict[Path, str]:
         say(f"hashing {total / 2**30:.1f} GiB of model and data files …")
     hashes: dict[Path, str] = {}
     with ThreadPoolExecutor(HASHERS) as pool:
-        work = {pool.submit(hash_file, p): p for p in sorted(paths, key=sizes.get, reverse=True)}
+        work = {
+            pool.submit(hash_file, p): p
+            for p in sorted(paths, key=lambda path: sizes[path], reverse=True)
+        }
         for finished in as_completed(work):
             path = work[finished]
             hashes[path], done = finished.result(), done + sizes[path]
@@ -201,21 +180,18 @@ def read_fingerprint(run: Path) -> Fingerprint | None:
         if found.pop("schema") != SCHEMA:
             raise UserError(f"{path} is of another version of tether.")
         fingerprint = Fingerprint(**found)
-        whole = all(
-            isinstance(part, Mapping)
-            for part in (fingerprint.config, fingerprint.inputs, fingerprint.versions)
-        )
+        for part in (fingerprint.config, fingerprint.inputs, fingerprint.versions):
+            if not isinstance(part, Mapping):
+                raise TypeError("not a mapping")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {one_line(error).lower()}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, NotRegular):
-        whole = False
-    if not whole:
         raise UserError(
             f"{path} is damaged, so that it cannot be told whether this would be the same run; "
             f"restore it, or remove it to go by what the newest checkpoint remembers."
-        )
+        ) from None
     return fingerprint
 
 
@@ -224,11 +200,25 @@ def prompts_digest(ids: Sequence[Sequence[int]]) -> str:
     return hashlib.sha256(json.dumps([list(row) for row in ids]).encode()).hexdigest()
 
 
-def first_version_inputs(config: Config) -> dict[str, str]:
+def changed_row_ids(run: Path, draw: Callable[[int], Iterable[Sequence[int]]]) -> list[str]:
+    """Draw the rows of past iterations again; their token ids must be those that were drawn then.
+
+    `draw` returns the ids of an iteration's rows.
+    """
+    for line in read_lines(run / PROMPTS)[-PROMPTS_COMPARED:]:
+        iteration = line.get("iteration")
+        if type(iteration) is not int or prompts_digest([*draw(iteration)]) != line.get("sha256"):
+            return [f"the token ids of the prompts of iteration {iteration}"]
+    return []
+
+
+def first_version_inputs(
+    config: Config, inputs: Iterable[tuple[str, Mapping[str, Path]]]
+) -> dict[str, str]:
     """Return what a checkpoint of the first version remembers: one hash per field, of weights the
     sizes and both ends only, and the version of torch."""
     found = {}
-    for field, files in input_files(config):
+    for field, files in inputs:
         weights = learned_model(config.reward) is not None and field == "reward.kind"
         if not weights and not field.startswith("model."):
             found[field] = hash_file(next(iter(files.values())))

@@ -1,78 +1,54 @@
 """The loop around the iterations: when to evaluate, save and stop, and what to write."""
 
 import contextlib
-import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Generic
 
-from tether.config import Config
 from tether.dist.interrupt import Dropped, Interrupt
 from tether.dist.world import world
 from tether.errors import RunStopped
-from tether.ppo.evaluate import Evaluation, evaluate
-from tether.ppo.iteration import run_iteration
-from tether.ppo.optimizer import schedule_factor
-from tether.ppo.result import Outcome
-from tether.ppo.roles import Roles
-from tether.ppo.rollout_log import rollout_rows
-from tether.ppo.scoring import response_texts
-from tether.ppo.selfcheck import check_start
 from tether.run.directory import EVENTS, REWARD_LOG
 from tether.run.metrics import Event
 from tether.run.tracking.manager import Trackers
 from tether.run.writer import NoWriter, RunWriter, note_end, note_interrupt
 from tether.train.checkpoint import Progress, save_checkpoint
-from tether.train.fingerprint import Inputs, prompts_digest
-from tether.train.notices import NoiseNotice
+from tether.train.fingerprint import Inputs
+from tether.train.training import E, Iterated, Result, Training, is_due
 from tether.train.watch import Watcher
 
 MAX_ITERATIONS_WITHOUT_PROGRESS = 3  # in a row, and the run stops: it would only burn time
 
 
-@dataclass(frozen=True)
-class Result:
-    """How a run ended. `before` is None without held-out prompts, `after` also if interrupted."""
-
-    run: Path
-    iterations_done: int
-    before: Evaluation | None
-    after: Evaluation | None
-    train_seconds: float
-    interrupted: signal.Signals | None
-    resumed_from: int = 0  # iterations that were done before this attempt
-
-
-class Loop:
-    """One attempt at a run, from where `progress` stands to the last iteration or a signal."""
+class Loop(Generic[E]):
+    """One attempt at a run, from `progress` to the last iteration or a signal."""
 
     def __init__(
         self,
-        config: Config,
-        roles: Roles,
+        training: Training[E],
         writer: RunWriter | NoWriter,
-        watch: Watcher,
+        watch: Watcher[E],
         progress: Progress,
-        evaluations: list[Evaluation],
+        evaluations: dict[int, E],
         inputs: Inputs,
     ) -> None:
-        self.config, self.roles = config, roles
-        self.writer, self.watch = writer, watch
+        self.training, self.writer, self.watch = training, writer, watch
         self.progress = progress
         self.evaluations = evaluations  # so far, also by earlier attempts
         self.inputs = inputs  # hashes of the files that the run is made from
         self.began_at = progress.iterations_done
         self.train_seconds = 0.0
         self.interrupt = Interrupt()
-        self.noise = NoiseNotice()
-        self.trackers = Trackers(writer.directory, config.run.trackers if world().is_first else [])
+        trackers = training.config.run.trackers if world().is_first else []
+        self.trackers = Trackers(writer.directory, trackers)
 
-    def run(self) -> Result:
+    def run(self) -> Result[E]:
+        """Evaluate, save and iterate in turn. A signal ends it, with the state saved."""
         with self._tracked(), self.interrupt, self._noting_the_end():
             try:
                 self._check()
-                self._train()
+                while self._between_iterations():
+                    self._iterate()
             except Dropped:
                 pass
             except RunStopped as stop:
@@ -81,6 +57,74 @@ class Loop:
             if self.interrupt.signal is not None:
                 self._save()
         return self._result()
+
+    def _between_iterations(self) -> bool:
+        """Evaluate and save where due; return whether another iteration follows."""
+        done, train = self.progress.iterations_done, self.training.config.train
+        last = done >= self.training.iterations
+        if last or done == 0 or is_due(done, train.eval_every):
+            self._evaluate()
+        if last or (done > 0 and is_due(done, train.checkpoint_every)):
+            self._save()
+        self.interrupt.agree()
+        return not last and self.interrupt.signal is None
+
+    def _iterate(self) -> None:
+        """Do one iteration, write its lines, and move the run's position past it."""
+        now, began = self.progress, time.perf_counter()
+        with self.interrupt.droppable():
+            iterated = self.training.iterate(now.iterations_done, self.interrupt)
+        self._write(iterated)
+        self.progress = Progress(
+            iterations_done=now.iterations_done + 1,
+            without_progress=0 if iterated.no_progress is None else now.without_progress + 1,
+        )
+        self.train_seconds += time.perf_counter() - began
+        if self.progress.without_progress >= MAX_ITERATIONS_WITHOUT_PROGRESS:
+            raise RunStopped(
+                f"{MAX_ITERATIONS_WITHOUT_PROGRESS} iterations in a row taught nothing, as their "
+                f"numbers were not finite; the last reason: {iterated.no_progress}. Lower the "
+                f"learning rates or look at events.jsonl; the weights are those of iteration "
+                f"{self.progress.iterations_done - MAX_ITERATIONS_WITHOUT_PROGRESS}."
+            )
+
+    def _write(self, iterated: Iterated) -> None:
+        record, writer = iterated.record, self.writer
+        if iterated.rollouts:
+            writer.rollouts(record.iteration, iterated.rollouts)
+        if iterated.prompts_sha256 is not None:
+            writer.prompts(record.iteration, iterated.prompts_sha256)
+        writer.iteration(record.iteration, record.metrics, record.timings)
+        writer.events(record.iteration, record.events)
+        self._warn([*iterated.notices, *self.trackers.ended()])
+        self.watch.iterated(record)
+
+    def _evaluate(self) -> None:
+        """Evaluate, unless there are no held-out rows or an earlier attempt did it with the same
+        weights."""
+        done, rows = self.progress.iterations_done, self.training.heldout_rows
+        if rows == 0 or done in self.evaluations:
+            return
+        self.watch.evaluating(rows)
+        with self.interrupt.droppable():
+            evaluated = self.training.evaluate(done)
+        self.writer.evaluation(evaluated.line, evaluated.responses)
+        self.writer.events(done, evaluated.events)
+        self.watch.evaluated(evaluated.found)
+        self.evaluations[done] = evaluated.found
+
+    def _save(self) -> None:
+        self.writer.sync()
+        save_checkpoint(self.writer.directory, self.progress, self.training, self.inputs)
+
+    def _check(self) -> None:
+        for warning in self.training.ablations():
+            self.writer.events(self.began_at, [Event("ablation", warning)])
+            self.watch.warned(warning)
+        with self.interrupt.droppable():
+            findings = self.training.check(fresh=self.began_at == 0)
+        if findings is not None:
+            self.watch.checked(findings)
 
     @contextlib.contextmanager
     def _noting_the_end(self) -> Iterator[None]:
@@ -93,18 +137,14 @@ class Loop:
         if self.interrupt.signal is not None:
             note_interrupt(self.writer, self.progress.iterations_done, self.interrupt.signal)
 
-    def _train(self) -> None:
-        while True:
-            done = self.progress.iterations_done
-            last = done >= self.config.train.iterations
-            if last or done == 0 or _due(done, self.config.train.eval_every):
-                self._evaluate()
-            if last or (done > 0 and _due(done, self.config.train.checkpoint_every)):
-                self._save()
-            self.interrupt.agree()
-            if last or self.interrupt.signal is not None:
-                return
-            self._iterate()
+    @contextlib.contextmanager
+    def _tracked(self) -> Iterator[None]:
+        """Run the trackers' processes meanwhile."""
+        self._warn(self.trackers.start())
+        try:
+            yield
+        finally:
+            self._warn(self.trackers.close())
 
     def _leave_word(self, stop: RunStopped) -> None:
         """Write into the run what led to the stop, and say where it can be read."""
@@ -117,128 +157,19 @@ class Loop:
             more.append(f"What the reward printed is in {run / REWARD_LOG}.")
         stop.args = (" ".join([str(stop), *more]),)
 
-    def _check(self) -> None:
-        for warning in _ablations(self.config):
-            self.writer.events(self.began_at, [Event("ablation", warning)])
-            self.watch.warned(warning)
-        with self.interrupt.droppable():
-            findings = check_start(self.roles, self.config, fresh=self.began_at == 0)
-        self.watch.checked(findings)
-
-    def _iterate(self) -> None:
-        """One iteration, its lines in the run's files, and where the run stands after it."""
-        config, roles, now = self.config, self.roles, self.progress
-        began = time.perf_counter()
-        _set_learning_rates(now.iterations_done, config, roles)
-        with self.interrupt.droppable():
-            outcome = run_iteration(
-                now.iterations_done, now.controls, roles, config, self.interrupt
-            )
-        metrics = self._write(outcome)
-        self.progress = Progress(
-            iterations_done=now.iterations_done + 1,
-            controls=outcome.next_controls(metrics, config),
-            barren_iterations=now.barren_iterations + 1 if outcome.no_progress else 0,
-        )
-        refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
-        if _due(self.progress.iterations_done, refresh_every):
-            roles.reference.refresh(roles.actor)
-        self.train_seconds += time.perf_counter() - began
-        if self.progress.barren_iterations >= MAX_ITERATIONS_WITHOUT_PROGRESS:
-            reason = [e for e in outcome.events if e.kind.startswith("non_finite")][-1].message
-            raise RunStopped(
-                f"{MAX_ITERATIONS_WITHOUT_PROGRESS} iterations in a row taught nothing, as their "
-                f"numbers were not finite; the last reason: {reason}. Lower the learning "
-                f"rates or look at events.jsonl; the weights are those of iteration "
-                f"{self.progress.iterations_done - MAX_ITERATIONS_WITHOUT_PROGRESS}."
-            )
-
-    def _write(self, outcome: Outcome) -> dict[str, float]:
-        config, roles, writer = self.config, self.roles, self.writer
-        metrics = outcome.metrics(config)
-        every, last = config.run.rollouts_every, config.train.iterations - 1
-        if _due(outcome.iteration, every) or (every and outcome.iteration == last):
-            writer.rollouts(outcome.iteration, rollout_rows(outcome, roles.vocabulary, config))
-        drawn = outcome.prompts.ids[:: config.rollout.samples_per_prompt]
-        writer.prompts(outcome.iteration, prompts_digest(drawn))
-        writer.iteration(outcome.iteration, metrics, outcome.timings())
-        writer.events(outcome.iteration, outcome.events)
-        self._warn([*self.noise.read(metrics), *self.trackers.ended()])
-        self.watch.iterated(outcome, metrics, response_texts(outcome.rollout, roles.vocabulary))
-        return metrics
-
-    def _evaluate(self) -> None:
-        """Unless there is nothing to ask, or an earlier attempt did it with the same weights."""
-        done, heldout = self.progress.iterations_done, self.roles.heldout_prompts
-        if heldout is None or any(e.iteration == done for e in self.evaluations):
-            return
-        prompts = heldout.first(self.config.train.eval_prompts)
-        self.watch.evaluating(len(prompts))
-        with self.interrupt.droppable():
-            evaluation, events = evaluate(done, prompts, self.roles, self.config)
-        self.writer.evaluation(evaluation.record(), evaluation.responses)
-        self.writer.events(done, events)
-        self.watch.evaluated(evaluation)
-        self.evaluations.append(evaluation)
-
-    @contextlib.contextmanager
-    def _tracked(self) -> Iterator[None]:
-        """While trackers read along."""
-        self._warn(self.trackers.start())
-        try:
-            yield
-        finally:
-            self._warn(self.trackers.close())
-
     def _warn(self, events: Sequence[Event]) -> None:
         self.writer.events(self.progress.iterations_done, events)
         for event in events:
             self.watch.warned(event.message)
 
-    def _save(self) -> None:
-        self.writer.sync()
-        save_checkpoint(self.writer.directory, self.progress, self.roles, self.config, self.inputs)
-
-    def _result(self) -> Result:
+    def _result(self) -> Result[E]:
         done = self.progress.iterations_done
-        found = {evaluation.iteration: evaluation for evaluation in self.evaluations}
         return Result(
             run=self.writer.directory,
             iterations_done=done,
-            before=found.get(0),
-            after=found.get(done) if done else None,
+            before=self.evaluations.get(0),
+            after=self.evaluations.get(done) if done else None,
             train_seconds=self.train_seconds,
             interrupted=self.interrupt.signal,
             resumed_from=self.began_at,
         )
-
-
-def finished_result(run: Path, config: Config, evaluations: list[Evaluation]) -> Result:
-    """Of a run that has nothing left to do."""
-    done, found = config.train.iterations, {e.iteration: e for e in evaluations}
-    return Result(run, done, found.get(0), found.get(done), 0.0, None, resumed_from=done)
-
-
-def _ablations(config: Config) -> list[str]:
-    """What the config asks for though it is known to be wrong."""
-    warnings = [
-        f"{section} is an ablation: its estimator may lead to a wrong policy"
-        for section in config.kl.ablations
-    ]
-    if not config.rollout.state_masking:
-        warnings.append(
-            "rollout.state_masking false is an ablation: the policy learns from tokens that it "
-            "did not write"
-        )
-    return warnings
-
-
-def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:
-    factor = schedule_factor(config.actor.schedule, iteration, config.train.iterations)
-    roles.actor_optimizer.set_factor(factor)
-    if roles.critic_optimizer is not None:
-        roles.critic_optimizer.set_factor(factor)
-
-
-def _due(iteration: int, every: int) -> bool:
-    return every > 0 and iteration % every == 0

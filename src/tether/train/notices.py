@@ -1,7 +1,7 @@
 """Notices of a run from which nothing can be learnt any more.
 
-Three signs, all read off the metrics of an iteration. They are said once per stretch, and nothing
-is stopped: a run may recover, and who watches it decides.
+Three signs, all read off the metrics of an iteration. Each is reported once per stretch, and
+nothing is stopped: a run may recover, and its user decides.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ LARGEST_APPROX_KL = 1.0  # nats per token that one iteration may move the policy
 
 
 class NoiseNotice:
-    """Reads one iteration after the other."""
+    """Reads the metrics of one iteration after the other."""
 
     def __init__(self) -> None:
         self.flat = 0

@@ -3,40 +3,30 @@
 import datetime
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tether.config import Config
+from tether.config import Config, RunConfig
 from tether.config.load import validate_config
 from tether.errors import UserError, one_line
-from tether.ppo.result import first_controls
-from tether.ppo.roles import Roles
 from tether.run.checkpoint_store import newest_whole, set_aside, sweep
-from tether.run.directory import (
-    CHECKPOINTS,
-    CONFIG,
-    EVALS,
-    EVENTS,
-    FINGERPRINT,
-    METRICS,
-    PROMPTS,
-)
+from tether.run.directory import CHECKPOINTS, CONFIG, EVALS, EVENTS, FINGERPRINT, METRICS
 from tether.run.metrics import Event
 from tether.run.reader import NotRegular, read_lines, read_regular
 from tether.run.writer import cut_back
 from tether.support.strict_yaml import load_yaml
-from tether.train.checkpoint import Progress, read_progress, read_state
+from tether.train.checkpoint import Progress, read_state
 from tether.train.fingerprint import (
     Fingerprint,
     changed_inputs,
     changed_versions,
     first_version_inputs,
-    prompts_digest,
     read_fingerprint,
     write_fingerprint,
 )
+from tether.train.training import E, Job
 
 # None of these changes a number of the run; who computes it, by `launch`, only its rounding.
 MAY_CHANGE = {
@@ -47,14 +37,13 @@ MAY_CHANGE = {
     "train.keep_last",
     "train.keep_best",
 }
-
-
 # Changes after which a held-out score is still what it was: they concern learning alone.
 NOT_EVALUATED = (
     *("actor.", "critic.", "advantage.", "kl.in_", "run.", "train.iterations"),
     *("train.eval_every", "the file behind data.train", "data.train", "data.shuffle"),
+    *("train.passes", "train.minibatch_rows", "train.lr", "train.warmup_share"),
+    *("train.weight_decay", "train.max_grad_norm"),
 )
-PROMPTS_COMPARED = 64  # newest iterations whose prompts are drawn again; the files cover the rest
 
 
 @dataclass(frozen=True)
@@ -72,11 +61,7 @@ class Start:
     damaged: Mapping[Path, str] = field(default_factory=dict)  # newer ones, and what is wrong
 
 
-def first_start(config: Config) -> Start:
-    return Start(Progress(iterations_done=0, controls=first_controls(config)))
-
-
-def find_start(run: Path, config: Config) -> Start:
+def find_start(run: Path, job: Job[E]) -> Start:
     """Find the newest whole checkpoint of a run, or its beginning; nothing is changed yet."""
     checkpoint, damaged = newest_whole(run)
     if checkpoint is None and damaged:
@@ -86,23 +71,24 @@ def find_start(run: Path, config: Config) -> Start:
             f"that it would begin again at iteration 0. Restore one; or, to begin again, move "
             f"{run / CHECKPOINTS} elsewhere first."
         )
-    if is_finished(run, config, checkpoint):
-        return Start(Progress(config.train.iterations, first_controls(config)), finished=True)
-    fingerprint = read_fingerprint(run)
     if checkpoint is None:
-        progress = first_start(config).progress
+        progress = Progress(0)
         written: dict[str, Any] = {"config": read_config(run), "inputs": {}, "versions": {}}
     else:
         written = read_state(checkpoint)
         try:
-            progress = read_progress(written)
+            progress = Progress.from_state(written)
+            finished = is_finished(run, job, written, progress)
             _ = written["config"], written["inputs"]
         except (KeyError, TypeError):
             raise UserError(
                 f"{checkpoint} is of an older version of tether, without what a resume needs; "
-                f"start a run from its weights: --model.actor {checkpoint / 'actor'}."
+                f"start a run from its weights: {_weights_option(checkpoint, job)}."
             ) from None
+        if finished:
+            return Start(progress, checkpoint, finished=True)
         _refuse_lost_lines(run, checkpoint, progress)
+    fingerprint = read_fingerprint(run)
     if fingerprint is not None:
         written = asdict(fingerprint)
     return Start(
@@ -117,19 +103,27 @@ def find_start(run: Path, config: Config) -> Start:
     )
 
 
-def is_finished(run: Path, config: Config, checkpoint: Path | None) -> bool:
-    """Return whether all iterations are done, saved, and evaluated where there are prompts."""
-    if checkpoint is None or int(checkpoint.name) < config.train.iterations:
+def _weights_option(checkpoint: Path, job: Job[E]) -> str:
+    if isinstance(job.config, Config):
+        return f"--model.actor {checkpoint / 'actor'}"
+    [model] = [path.parent for path in checkpoint.glob("*/config.json")] or [checkpoint]
+    return f"--model.start {model}"
+
+
+def is_finished(run: Path, job: Job[E], state: Mapping[str, Any], progress: Progress) -> bool:
+    """Return whether all iterations are done, saved, and evaluated where there are rows."""
+    if progress.iterations_done < job.planned_iterations(state):
         return False
     evaluated = {record.get("iteration") for record in read_lines(run / EVALS)}
-    return config.data.heldout is None or int(checkpoint.name) in evaluated
+    return job.config.data.heldout is None or progress.iterations_done in evaluated
 
 
-def find_changes(start: Start, now: Fingerprint, config: Config) -> list[str]:
+def find_changes(start: Start, now: Fingerprint, job: Job[E]) -> list[str]:
     """Name everything that would make this another run."""
-    fields = changed_fields(start.written, config)
-    if any(isinstance(value, str) for value in start.inputs.values()):
-        inputs = _changed_since_first_version(start.inputs, config)
+    fields, config = changed_fields(start.written, job.config), job.config
+    if isinstance(config, Config) and any(isinstance(x, str) for x in start.inputs.values()):
+        now_then = first_version_inputs(config, job.input_files())
+        inputs = _changed_since_first_version(start.inputs, now_then)
     elif start.inputs:
         inputs = changed_inputs(start.inputs, now.inputs)
     else:  # a run of the first version, without a checkpoint
@@ -149,8 +143,7 @@ def _changed_reward(before: bool | None, now: bool) -> list[str]:
     return [f"the reward, {said[before]} then and {said[now]} now"]
 
 
-def _changed_since_first_version(before: Mapping[str, str], config: Config) -> list[str]:
-    now = first_version_inputs(config)
+def _changed_since_first_version(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [
         f"torch, {before['torch']} then and {now['torch']} now"
         if name == "torch"
@@ -160,22 +153,8 @@ def _changed_since_first_version(before: Mapping[str, str], config: Config) -> l
     ]
 
 
-def changed_prompts(run: Path, roles: Roles, config: Config) -> list[str]:
-    """Draw the prompts of past iterations again; their ids must be those that were drawn then."""
-    drawn = read_lines(run / PROMPTS)[-PROMPTS_COMPARED:]
-    size = config.rollout.prompts
-    for line in drawn:
-        iteration = line.get("iteration")
-        prompts = roles.train_prompts.for_iteration(
-            iteration, size, config.seed, config.data.shuffle
-        )
-        if prompts_digest(prompts.ids) != line.get("sha256"):
-            return [f"the token ids of the prompts of iteration {iteration}"]
-    return []
-
-
 def take_up(run: Path, start: Start, now: Fingerprint, changes: list[str]) -> list[Event]:
-    """Put the run's files where the checkpoint left them, all being known to be good by now."""
+    """Cut the run's files back to the checkpoint, once everything is known to be good."""
     cut_back(run, start.progress.iterations_done)
     events = [Event("changed", f"the run went on with a change: {change}") for change in changes]
     if any(not change.startswith(NOT_EVALUATED) for change in changes):
@@ -204,11 +183,16 @@ def _set_evaluations_aside(run: Path) -> list[Event]:
     return [Event("evaluations_set_aside", message)]
 
 
-def changed_fields(written: Mapping[str, Any], config: Config) -> list[str]:
-    """Name the fields that differ from what the run was started with and make it another run."""
-    before, now = _flat(_with_defaults(written)), _flat(config.to_dict())
-    allowed = set(MAY_CHANGE)
-    if config.actor.schedule == "constant":
+def changed_fields(
+    written: Mapping[str, Any], config: RunConfig, sections: Sequence[str] = ("",)
+) -> list[str]:
+    """Name the fields that differ from what the run was started with and make it another run.
+
+    `sections` are the prefixes under which a run of several stages holds those of each stage.
+    """
+    before, now = _flat(_with_defaults(written, type(config))), _flat(config.to_dict())
+    allowed = {f"{section}{name}" for section in sections for name in MAY_CHANGE}
+    if isinstance(config, Config) and config.actor.schedule == "constant":
         allowed.add("train.iterations")
     return [
         f"{name}, {before.get(name)} then and {now.get(name)} now"
@@ -219,10 +203,10 @@ def changed_fields(written: Mapping[str, Any], config: Config) -> list[str]:
     ]
 
 
-def _with_defaults(written: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_defaults(written: Mapping[str, Any], schema: type[RunConfig]) -> Mapping[str, Any]:
     """Fill in the fields that tether has got since the run was started."""
     try:
-        return validate_config(written).to_dict()
+        return validate_config(written, schema).to_dict()
     except UserError:  # a field that it has lost since: named as changed
         return written
 
@@ -238,7 +222,7 @@ def refuse_changes(changes: list[str], allow_changed: bool) -> None:
 def recorded_day(run: Path) -> datetime.date | None:
     """Return the day that the chat template was told when the run was started, if it asked."""
     fingerprint = read_fingerprint(run)
-    day = fingerprint and (fingerprint.config.get("data") or {}).get("date")
+    day = (fingerprint.config.get("data") or {}).get("date") if fingerprint else None
     return datetime.date.fromisoformat(day) if day else None
 
 

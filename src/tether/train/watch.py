@@ -1,13 +1,39 @@
-"""What a run tells whoever watches it; this watcher is silent, a display overrides it."""
+"""What a run tells the caller while it goes on; this watcher is silent, a display overrides it."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from tether.ppo.evaluate import Evaluation
-from tether.ppo.result import Outcome
 from tether.ppo.scoring import Trial
+from tether.run.metrics import Event
+
+E = TypeVar("E")  # what an evaluation of this kind of training finds
 
 
-class Watcher:
+@dataclass(frozen=True)
+class Sample:
+    """One response of an iteration. `score` is None where the reward gave none."""
+
+    prompt: str
+    response: str
+    score: float | None
+
+
+@dataclass(frozen=True)
+class IterationRecord:
+    """What a watcher is told about an iteration. Small: with Ray it is sent to the driver."""
+
+    iteration: int
+    metrics: Mapping[str, float]
+    timings: Mapping[str, float]
+    events: Sequence[Event] = ()
+    sample: Sample | None = None
+
+
+class Watcher(Generic[E]):
+    """Do nothing at every step of a run; override the methods of interest."""
+
     def reading(self, path: str, rows: int) -> None:
         """Called while a data file is read; `rows` of it have been."""
 
@@ -25,8 +51,8 @@ class Watcher:
     def tried(self, trial: Trial) -> None:
         """Called for each row that the reward was tried on before training."""
 
-    def evaluating(self, prompts: int) -> None: ...
+    def evaluating(self, rows: int) -> None: ...
 
-    def evaluated(self, evaluation: Evaluation) -> None: ...
+    def evaluated(self, evaluation: E) -> None: ...
 
-    def iterated(self, outcome: Outcome, metrics: dict[str, float], texts: list[str]) -> None: ...
+    def iterated(self, record: IterationRecord) -> None: ...

@@ -41,11 +41,10 @@ def list_runs(folder: Folder, demo: bool) -> Body:
 
 
 def _line(run: Run) -> Body:
-    _, config, problems = run.read_config()
+    _, _, problems = run.read_config()
     metrics, evaluation = run.read_last(METRICS) or {}, run.read_last(EVALS) or {}
-    last, planned = metrics.get("iteration"), inside(config, "train", "iterations")
+    last, planned = metrics.get("iteration"), run.planned_iterations()
     done = last + 1 if type(last) is int else 0
-    planned = planned if type(planned) is int else None
     state = "finished" if planned is not None and done >= planned else "stopped"
     return {
         "id": run.id,

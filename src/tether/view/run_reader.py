@@ -1,5 +1,6 @@
 """Read runs from disk, and read on as they grow. Imports no torch."""
 
+import json
 import os
 import re
 from collections import OrderedDict
@@ -9,7 +10,17 @@ from typing import Any, BinaryIO
 import yaml
 
 from tether.config import count_values
-from tether.run.directory import CONFIG, EVALS, EVENTS, METRICS, ROLLOUTS, SCHEMA, TIMINGS
+from tether.run.directory import (
+    CHECKPOINTS,
+    CONFIG,
+    EVALS,
+    EVENTS,
+    LATEST,
+    METRICS,
+    ROLLOUTS,
+    SCHEMA,
+    TIMINGS,
+)
 from tether.run.lock import is_being_written
 from tether.support.strict_yaml import load_yaml_fast
 from tether.view.growing_file import (
@@ -23,6 +34,7 @@ from tether.view.growing_file import (
     signature,
 )
 from tether.view.metric_table import Table
+from tether.view.settings import inside
 
 ROLLOUT_FILE = re.compile(r"^[0-9]{6,9}\.jsonl$")
 MAX_CONFIG_BYTES = 1 << 20
@@ -92,6 +104,27 @@ class Run:
         if self._config is None or self._config[0] != now:
             self._config = now, *_load_config(self.root, self.directory / CONFIG)
         return self._config[1:]
+
+    def planned_iterations(self) -> int | None:
+        """Return the iterations of the whole run: those of the config, or, of SFT and reward
+        modelling, where they follow from the data, those that the newest checkpoint states."""
+        planned = inside(self.read_config()[1], "train", "iterations")
+        if planned is None:
+            planned = self._newest_state().get("iterations")
+        return planned if type(planned) is int else None
+
+    def _newest_state(self) -> dict[str, Any]:
+        folder = self.directory / CHECKPOINTS
+        try:
+            with open_inside(self.root, folder / LATEST) as file:
+                name = file.read(64).decode("ascii", "replace").strip()
+            if not name.isdecimal():
+                return {}
+            with open_inside(self.root, folder / name / "state.json") as file:
+                state = json.loads(file.read(MAX_CONFIG_BYTES))
+        except (Unreadable, ValueError, RecursionError):
+            return {}
+        return state if isinstance(state, dict) else {}
 
     def read_last(self, name: str) -> dict[str, Any] | None:
         """Return the last record of a file, without reading those before it."""

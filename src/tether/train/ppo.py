@@ -1,0 +1,288 @@
+"""PPO as a training that the session starts and the loop drives."""
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from tether import assets
+from tether.config import Config, LaunchSection, OwnTool, SearchTool
+from tether.data.prompts import OnProgress
+from tether.dist.interrupt import Interrupt
+from tether.dist.world import world
+from tether.models.locate import find_model
+from tether.models.weights import trainable_parameters
+from tether.planning.plan import make_plan
+from tether.ppo.evaluate import Evaluation, evaluate, read_evaluations
+from tether.ppo.iteration import run_iteration
+from tether.ppo.optimizer import schedule_factor
+from tether.ppo.result import Outcome, first_controls
+from tether.ppo.roles import Roles, build_roles
+from tether.ppo.rollout_log import rollout_rows
+from tether.ppo.scoring import ROWS, Trial, response_text, try_reward
+from tether.ppo.selfcheck import check_start
+from tether.rewards.functions import Reward
+from tether.rewards.parts import learned_model, parts_of
+from tether.run.directory import EVALS, REWARD_LOG
+from tether.run.reader import read_lines
+from tether.support.user_code import own_files
+from tether.train.checkpoint import (
+    ACTOR,
+    ACTOR_OPTIMIZER,
+    ADAPTER,
+    CRITIC,
+    CRITIC_OPTIMIZER,
+    REFERENCE,
+    load_roles,
+    newest_and_best,
+    read_controls,
+    read_state,
+)
+from tether.train.fingerprint import changed_row_ids, model_files, prompts_digest
+from tether.train.notices import NoiseNotice
+from tether.train.training import Contents, Evaluated, Iterated, Result, SavedModel, is_due
+from tether.train.watch import IterationRecord, Sample, Watcher
+
+
+@dataclass(frozen=True)
+class PPOJob:
+    """A run of `tether train`. `reward` is a function used instead of `reward.kind`."""
+
+    config: Config
+    reward: Reward | None = None
+    in_worker: bool = False  # of Ray, which has placed this process
+
+    @property
+    def run_name(self) -> str:
+        return self.config.run.name
+
+    @property
+    def launch(self) -> LaunchSection:
+        return self.config.launch
+
+    @property
+    def rows(self) -> int:
+        return self.config.rows
+
+    @property
+    def on_ray(self) -> bool:
+        return self.config.launch.kind == "ray" and not self.in_worker
+
+    @property
+    def python_reward(self) -> bool:
+        return self.reward is not None
+
+    def dated(self, day: datetime.date | None) -> "PPOJob":
+        return replace(self, config=with_date(self.config, day))
+
+    def input_files(self) -> Iterator[tuple[str, dict[str, Path]]]:
+        return ppo_input_files(self.config)
+
+    def planned_iterations(self, state: Mapping[str, Any]) -> int:
+        """More may be asked for than when the run was started."""
+        return self.config.train.iterations
+
+    def read_evaluations(self, run: Path) -> dict[int, Evaluation]:
+        return {evaluation.iteration: evaluation for evaluation in read_evaluations(run)}
+
+    def build(self, reading: OnProgress | None) -> "PPOTraining":
+        roles = build_roles(self.config, self.reward, reading)
+        try:
+            config = with_date(self.config, roles.day)
+            return PPOTraining(config, roles, self.python_reward)
+        except BaseException:
+            roles.reward.close()
+            raise
+
+    def start_on_ray(
+        self, watch: Watcher[Evaluation], resume: bool, allow_changed: bool
+    ) -> Result[Evaluation]:
+        from tether.train.ray import start_on_ray  # whose workers start a session each
+
+        return start_on_ray(self, watch, resume, allow_changed)
+
+
+def with_date(config: Config, day: datetime.date | None) -> Config:
+    """Return the config with the day that the chat template is told."""
+    data = config.data.model_copy(update={"date": day})
+    return config if day == config.data.date else config.model_copy(update={"data": data})
+
+
+def ppo_input_files(config: Config) -> Iterator[tuple[str, dict[str, Path]]]:
+    """Yield, by config field, the files that a run reads, by names that hold wherever they lie."""
+    for role in ("actor", "reference", "critic"):
+        model = getattr(config.model, role)
+        if model is not None:
+            yield f"model.{role}", model_files(find_model(model, config.model.hub))
+    for split in ("train", "heldout"):
+        given = config.data.files(split)
+        for number, file in enumerate(given):
+            which = "" if len(given) == 1 else f"[{number}]"
+            path = assets.resolve(file.path)
+            yield f"data.{split}{which}", {path.name: path}
+    for number, tool in enumerate(config.rollout.tools):
+        if isinstance(tool, SearchTool) and tool.corpus is not None:
+            path = assets.resolve(tool.corpus)
+            yield f"rollout.tools[{number}].corpus", {path.name: path}
+        elif isinstance(tool, OwnTool):
+            yield f"rollout.tools[{number}]", own_files(tool.kind)
+    if config.rollout.environment is not None:
+        yield "rollout.environment", own_files(config.rollout.environment)
+    reward = learned_model(config.reward)
+    if reward is not None:
+        yield "reward.kind", model_files(find_model(reward))
+        return
+    for part in parts_of(config.reward):
+        field = "reward.kind" if part.name is None else f"reward.parts, {part.name}"
+        files = own_files(part.kind)
+        if files:
+            yield field, files
+
+
+class PPOTraining:
+    """The four roles, and the coefficients that controllers move from iteration to iteration."""
+
+    def __init__(self, config: Config, roles: Roles, python_reward: bool = False) -> None:
+        self.config, self.roles, self.python_reward = config, roles, python_reward
+        self.controls = first_controls(config)
+        self.noise = NoiseNotice()
+        self.plan = make_plan(config, roles)
+
+    @property
+    def iterations(self) -> int:
+        return self.config.train.iterations
+
+    @property
+    def heldout_rows(self) -> int:
+        heldout = self.roles.heldout_prompts
+        return 0 if heldout is None else min(len(heldout), self.config.train.eval_prompts)
+
+    @property
+    def bad_rows(self) -> Sequence[str]:
+        return self.roles.broken
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self.plan.checkpoint_bytes
+
+    @property
+    def checkpoints_kept(self) -> int:
+        return self.plan.checkpoints_kept
+
+    def try_out(self) -> Sequence[Trial]:
+        """Try a function that the config names. One that was handed over in Python belongs to the
+        caller, who may count its calls."""
+        if self.python_reward:
+            return []
+        return try_reward(self.roles.reward, self.roles.train_prompts.first(ROWS), self.config)
+
+    def changed_rows(self, run: Path) -> list[str]:
+        config, prompts = self.config, self.roles.train_prompts
+        size, shuffle = config.rollout.prompts, config.data.shuffle
+        return changed_row_ids(
+            run, lambda i: prompts.for_iteration(i, size, config.seed, shuffle).ids
+        )
+
+    def log_into(self, run: Path) -> None:
+        here = world()
+        name = REWARD_LOG if here.is_first else f"{Path(REWARD_LOG).stem}-{here.rank}.log"
+        self.roles.reward.log_to(run / name)
+
+    def ablations(self) -> list[str]:
+        warnings = [
+            f"{section} is an ablation: its estimator may lead to a wrong policy"
+            for section in self.config.kl.ablations
+        ]
+        if not self.config.rollout.state_masking:
+            warnings.append(
+                "rollout.state_masking false is an ablation: the policy learns from tokens that "
+                "it did not write"
+            )
+        return warnings
+
+    def check(self, fresh: bool) -> str:
+        return check_start(self.roles, self.config, fresh=fresh)
+
+    def iterate(self, iteration: int, interrupt: Interrupt) -> Iterated:
+        """Run one iteration, then move the controllers and refresh the reference where due."""
+        config, roles = self.config, self.roles
+        _set_learning_rates(iteration, config, roles)
+        outcome = run_iteration(iteration, self.controls, roles, config, interrupt)
+        metrics = outcome.metrics(config)
+        self.controls = outcome.next_controls(metrics, config)
+        refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
+        if is_due(iteration + 1, refresh_every):
+            roles.reference.refresh(roles.actor)
+        drawn = outcome.prompts.ids[:: config.rollout.samples_per_prompt]
+        every, last = config.run.rollouts_every, config.train.iterations - 1
+        is_logged = is_due(iteration, every) or (every > 0 and iteration == last)
+        return Iterated(
+            record=IterationRecord(
+                iteration, metrics, outcome.timings(), outcome.events, self._sample(outcome)
+            ),
+            rollouts=rollout_rows(outcome, roles.vocabulary, config) if is_logged else (),
+            prompts_sha256=prompts_digest(drawn),
+            notices=self.noise.read(metrics),
+            no_progress=_reason(outcome) if outcome.no_progress else None,
+        )
+
+    def _sample(self, outcome: Outcome) -> Sample:
+        """Return one row, another one in each iteration."""
+        row = (outcome.iteration + 1) % len(outcome.prompts)
+        scored = bool(outcome.scores.scored[row])
+        return Sample(
+            prompt=outcome.prompts.texts[row],
+            response=response_text(outcome.rollout, row, self.roles.vocabulary),
+            score=float(outcome.scores.values[row]) if scored else None,
+        )
+
+    def evaluate(self, iterations_done: int) -> Evaluated[Evaluation]:
+        assert self.roles.heldout_prompts is not None
+        prompts = self.roles.heldout_prompts.first(self.config.train.eval_prompts)
+        evaluation, events = evaluate(iterations_done, prompts, self.roles, self.config)
+        return Evaluated(evaluation, evaluation.record(), evaluation.responses, events)
+
+    def learning_modules(self) -> dict[str, nn.Module]:
+        critic = nn.ModuleList([network.module for network in self.roles.critic.networks()])
+        return {"actor": self.roles.actor.model, "critic": critic}
+
+    def contents(self) -> Contents:
+        roles, models = self.roles, {}
+        tensors: dict[str, Mapping[str, Tensor]] = {ACTOR_OPTIMIZER: roles.actor_optimizer.state()}
+        if self.config.model.lora is not None:
+            tensors[ADAPTER] = trainable_parameters(roles.actor.model)
+        else:
+            models[ACTOR] = SavedModel(roles.actor.model, roles.vocabulary.tokenizer)
+        for name, saved in ((CRITIC, roles.critic.state()), (REFERENCE, roles.reference.state())):
+            if saved:
+                tensors[name] = saved
+        if roles.critic_optimizer is not None:
+            tensors[CRITIC_OPTIMIZER] = roles.critic_optimizer.state()
+        state = {"controls": asdict(self.controls), **roles.reward.state()}
+        return Contents(models, tensors, state)
+
+    def load(self, checkpoint: Path) -> None:
+        load_roles(checkpoint, self.roles, self.config)
+        self.controls = read_controls(read_state(checkpoint))
+
+    def checkpoints_to_keep(self, run: Path) -> list[Path]:
+        scores = {e["iteration"]: e["sampled"]["mean"] for e in read_lines(run / EVALS)}
+        train = self.config.train
+        return newest_and_best(run, train.keep_last, train.keep_best, scores)
+
+    def close(self) -> None:
+        self.roles.reward.close()
+
+
+def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:
+    factor = schedule_factor(config.actor.schedule, iteration, config.train.iterations)
+    roles.actor_optimizer.set_factor(factor)
+    if roles.critic_optimizer is not None:
+        roles.critic_optimizer.set_factor(factor)
+
+
+def _reason(outcome: Outcome) -> str:
+    return [e for e in outcome.events if e.kind.startswith("non_finite")][-1].message
