@@ -358,10 +358,10 @@ def test_the_rows_of_a_step_are_a_window_on_permutations_laid_end_to_end():
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 BAD_ROWS = {
     "it has no column 'prompt'": {"question": "a"},
-    "'response' is no text": {"prompt": "a", "response": 3},
-    "no list of": {"messages": "a"},
+    "'response' is not text": {"prompt": "a", "response": 3},
+    "must be a list": {"messages": "a"},
     "needs a role": {"messages": [{"content": "a"}]},
-    "content is no text": {"messages": [{"role": "user", "content": None}]},
+    "content is not text": {"messages": [{"role": "user", "content": None}]},
     "is not the assistant's": {"messages": TALK[:1]},
     "more than data.max_tokens": {"prompt": "a" * 40, "response": "b"},
 }
