@@ -27,7 +27,7 @@ import transformers
 from tether.config import Config
 from tether.errors import RunStopped, UserError, one_line
 from tether.models.locate import find_model
-from tether.rewards.functions import learned_model, parts_of
+from tether.rewards.functions import learned_model
 from tether.run.checkpoint_store import sync
 from tether.run.directory import FINGERPRINT, PROMPTS, SCHEMA
 from tether.run.reader import NotRegular, read_lines, read_regular

@@ -22,10 +22,9 @@ from tether.ppo.optimizer import schedule_factor
 from tether.ppo.result import Outcome, first_controls
 from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
-from tether.ppo.scoring import ROWS, Trial, response_text, try_reward
+from tether.ppo.scoring import NUM_TRIED, Trial, response_text, try_reward
 from tether.ppo.selfcheck import check_start
-from tether.rewards.functions import Reward
-from tether.rewards.parts import learned_model, parts_of
+from tether.rewards.functions import Reward, learned_model, parts_of
 from tether.run.directory import EVALS, REWARD_LOG
 from tether.run.reader import read_lines
 from tether.support.user_code import own_files
@@ -177,7 +176,7 @@ class PPOTraining:
         caller, who may count its calls."""
         if self.python_reward:
             return []
-        return try_reward(self.roles.reward, self.roles.train_prompts.first(ROWS), self.config)
+        return try_reward(self.roles.reward, self.roles.train_prompts.first(NUM_TRIED), self.config)
 
     def changed_rows(self, run: Path) -> list[str]:
         config, prompts = self.config, self.roles.train_prompts
