@@ -34,7 +34,7 @@ LEAVES = {"dist", "run"}  # may use types and config only
 ALLOWED = {
     "errors": set(),
     "assets": set(),
-    "support": {"errors"},
+    "support": {"errors", "assets"},
     "config": {"run"} | FOR_ALL,  # a run's config.yaml is a recipe too
     "dist": {"types", "config"} | FOR_ALL,
     "run": {"types"} | FOR_ALL,

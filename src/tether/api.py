@@ -152,7 +152,7 @@ def evaluate_endpoint(
     config = load_config(recipe, {**changes, **(overrides or {})})
     here = build_endpoint_evaluation(config, reward)
     try:
-        return evaluate_at_endpoint(OpenAIEngine(url, name, here.vocabulary, key), here, config)
+        return evaluate_at_endpoint(OpenAIEngine(url, name, here.vocabulary, key=key), here, config)
     finally:
         here.reward.close()
 

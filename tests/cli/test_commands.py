@@ -118,7 +118,7 @@ def test_recipes_lists_what_ships(tether):
         (["arithmetics"], "No recipe or YAML file 'arithmetics'; did you mean 'arithmetic'?"),
         (["--data.train", "no.jsonl"], "no.jsonl cannot be opened: no such file or directory"),
         (["--model.actor", "no-model"], "No model at 'no-model'"),
-        (["--reward.kind", "no_rule"], "reward.kind 'no_rule' is no rule that ships"),
+        (["--reward.kind", "no_rule"], "reward.kind 'no_rule' is not a rule that ships"),
         (["--reward.kind", "no.py:f"], "reward.kind names no.py, which is not a file"),
         (["--device", "abacus"], "device 'abacus' is not there"),
         (["--rollout.max_response_tokens", "500"], "fills the 128 positions"),

@@ -41,7 +41,7 @@ def test_prompts_are_read_with_their_ids_and_other_columns(load, byte_tokenizer)
     ("second_line", "reason"),
     [
         (b"{prompt: 1+1}", "not JSON"),
-        (b"", "empty; write one JSON object a line"),
+        (b"", "empty; write one JSON object per line"),
         (b"[1, 2]", "list"),
         (b'{"question": "1+1"}', "no column 'prompt'.*question"),
         (b'{"prompt": 7}', "int"),

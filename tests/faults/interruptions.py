@@ -217,7 +217,7 @@ def r3_ten_kills(bench: Bench, tries: int) -> Row:
 # many calls later it falls in the next round.
 PLACES = {
     "rollout": ("tether.rollout.local:choose_tokens", 31, 7),
-    "scoring": ("tether.rewards.worker:RewardProcess.receive", 25, 7),
+    "scoring": ("tether.support.child_process:ChildProcess.receive", 25, 7),
     "update": ("tether.ppo.optimizer:Optimizer.step", 9, 7),
     "save": ("tether.run.checkpoint_store:_sha256", 4, 7),
     "eval": ("tether.ppo.evaluate:score_responses", 2, 1),  # two calls an evaluation

@@ -13,7 +13,7 @@ from faults import trials
 from faults.attempt import Attempt, no_traceback, train
 from faults.row import Row, tally
 from faults.world import World
-from tether.ppo.scoring import ROWS as TRIED
+from tether.ppo.scoring import NUM_TRIED
 
 PROMPTS, SAMPLES = 2, 4
 ROWS = PROMPTS * SAMPLES
@@ -102,7 +102,9 @@ def row_i1(world: World, folder: Path, tries: int, seed: int) -> Row:
 def _one_row_fails(world: World, folder: Path, name: str, seed: int) -> str | None:
     place = folder / name.replace(" ", "_")
     struck = {STRUCK_ROW + i: deed for i, deed in enumerate(FAULTS[name])}
-    before = TRIED + STRUCK_ITERATION * ROWS  # calls, those of the trial before training included
+    before = (
+        NUM_TRIED + STRUCK_ITERATION * ROWS
+    )  # calls, those of the trial before training included
     calls = {before + row + 1: deed for row, deed in struck.items()}
     tried = train(place, world.recipe, *_fields(place, calls), "--seed", str(seed))
     failed = [] if name in HARMLESS else list(struck)

@@ -2,15 +2,14 @@ import numpy as np
 import pytest
 from helpers import table
 
-from tether.errors import UserError
+from tether.errors import UserError, describe
 from tether.rewards.functions import (
+    RewardPart,
     call_reward,
-    describe,
     load_reward,
+    required_columns,
     signature_of,
-    wanted_columns,
 )
-from tether.rewards.parts import Part
 from tether.rewards.rules import exact_answer
 from tether.rewards.scorers import ChildScorer
 
@@ -102,16 +101,16 @@ def test_verls_signature_is_known_by_its_names():
     assert signature_of(verl_score) == "verl"
     assert call_reward(verl_score, VERL) == 1.0
     assert call_reward(verl_any, {**VERL, "other": 1}) == 2.0  # data_source and extra_info only
-    assert wanted_columns(verl_score) == ["data_source", "ground_truth"]
-    assert wanted_columns(verl_any) == ["ground_truth"]
+    assert required_columns(verl_score) == ["data_source", "ground_truth"]
+    assert required_columns(verl_any) == ["ground_truth"]
 
 
 def test_trls_signature_is_known_by_its_names_and_gets_lists():
     assert signature_of(trl_text) == signature_of(trl_chat) == "trl"
     assert call_reward(trl_text, ROW) == 1.0
     assert call_reward(trl_chat, {**ROW, "prompt": CHAT, "response": "two"}) == 3.0
-    assert wanted_columns(trl_text) == ["answer"]
-    assert wanted_columns(trl_chat) == []
+    assert required_columns(trl_text) == ["answer"]
+    assert required_columns(trl_chat) == []
 
 
 @table(
@@ -129,7 +128,7 @@ def test_constants_are_no_columns_and_come_before_columns_of_their_name():
     def reward(response, answer, bonus):
         return bonus if response == answer else 0
 
-    assert wanted_columns(reward, {"bonus": 3}) == ["answer"]
+    assert required_columns(reward, {"bonus": 3}) == ["answer"]
     assert call_reward(reward, {**ROW, "bonus": 9}, {"bonus": 3}) == 3.0
     assert call_reward(lambda completions, scale, **rest: [scale], ROW, {"scale": 4}) == 4.0
     assert call_reward(lambda solution_str, scale: scale, ROW, {"scale": 5}) == 5.0
@@ -153,7 +152,7 @@ def test_a_file_may_import_the_file_beside_it(tmp_path, when):
     called = "def f(response):\n    from beside_me import count\n    return count(response)\n"
     (tmp_path / "beside_me.py").write_text("def count(text): return len(text)\n")
     (tmp_path / "mine.py").write_text(top if when == "at the top" else called)
-    scorer = ChildScorer([Part(f"{tmp_path}/mine.py:f")], 5.0)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/mine.py:f")], 5.0)
     assert [v.score for v in scorer.score([{"response": "four"}])] == [4.0]
     scorer.close()
 
@@ -168,7 +167,7 @@ def test_a_module_is_named_with_dots(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     assert load_reward("my_rewards_package.own:f")("x") == 3
-    scorer = ChildScorer([Part("my_rewards_package.own:f")], 5.0)
+    scorer = ChildScorer([RewardPart("my_rewards_package.own:f")], 5.0)
     assert [v.score for v in scorer.score([{"response": "x"}])] == [3.0]
     scorer.close()
     with pytest.raises(UserError, match=r"names the module my_rewards_package\.none, which is"):
@@ -192,11 +191,11 @@ def test_an_async_reward_is_refused_before_training(tmp_path):
         load_reward(f"{tmp_path}/mine.py:f")
     for function in (awaited, Awaited()):
         with pytest.raises(UserError, match=r"async def"):
-            wanted_columns(function)
+            required_columns(function)
 
 
 def test_an_error_of_tethers_own_names_no_line():
     """The sentence says it; a line inside a library or inside tether helps nobody."""
-    with pytest.raises(TypeError) as raised:
-        call_reward(lambda: "1", ROW)
-    assert describe(raised.value) == "TypeError: the reward returned str, not a number"
+    with pytest.raises(ValueError, match="nan") as raised:
+        call_reward(lambda: float("nan"), ROW)
+    assert describe(raised.value) == "ValueError: the reward returned nan"

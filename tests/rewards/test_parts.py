@@ -5,8 +5,8 @@ from helpers import table
 
 from tether.config import RewardSection
 from tether.errors import UserError
-from tether.rewards.parts import Part, columns_wanted, load_part, parts_of
-from tether.rewards.scorers import ChildScorer, Verdict, weigh
+from tether.rewards.functions import RewardPart, columns_for_reward, load_part, parts_of
+from tether.rewards.scorers import ChildScorer, Verdict, weighted_sum
 
 FILE = """
 import os, time
@@ -47,7 +47,10 @@ def row(response: str, answer: str = "yes") -> dict:
 
 
 def test_the_score_is_the_weighted_sum_and_every_part_is_kept(file):
-    parts = [Part(f"{file}:right", {}, 2.0, "right"), Part(f"{file}:size", {"per": 0.5}, -0.1, "s")]
+    parts = [
+        RewardPart(f"{file}:right", {}, 2.0, "right"),
+        RewardPart(f"{file}:size", {"per": 0.5}, -0.1, "s"),
+    ]
     scorer = ChildScorer(parts, 5.0)
     first, second = scorer.score([row("yes"), row("no")])
     scorer.close()
@@ -58,7 +61,7 @@ def test_the_score_is_the_weighted_sum_and_every_part_is_kept(file):
 
 
 def test_a_reward_alone_has_no_parts_and_no_rounding():
-    verdict = weigh([Part("exact_answer")], [Verdict(0.1)])
+    verdict = weighted_sum([RewardPart("exact_answer")], [Verdict(0.1)])
     assert verdict == Verdict(0.1)
 
 
@@ -74,7 +77,7 @@ def test_a_reward_alone_has_no_parts_and_no_rounding():
 def test_a_part_that_fails_is_named_and_the_next_row_is_scored(file, response, problem):
     """Whatever it did: each row's answers still belong to that row."""
     names = ("size", "picky", "right")
-    scorer = ChildScorer([Part(f"{file}:{name}", {}, 1.0, name) for name in names], 0.5)
+    scorer = ChildScorer([RewardPart(f"{file}:{name}", {}, 1.0, name) for name in names], 0.5)
     bad, good = scorer.score([row(response), row("yes")])
     scorer.close()
     assert bad.score is None
@@ -84,13 +87,15 @@ def test_a_part_that_fails_is_named_and_the_next_row_is_scored(file, response, p
 
 
 def test_a_sum_beyond_all_numbers_is_no_score():
-    verdict = weigh([Part("a", {}, 1e300, "a")], [Verdict(1e15)])
+    verdict = weighted_sum([RewardPart("a", {}, 1e300, "a")], [Verdict(1e15)])
     assert verdict.score is None
     assert "weighted sum" in verdict.problem
 
 
 def test_no_part_can_change_what_the_next_one_sees(file):
-    scorer = ChildScorer([Part(f"{file}:meddle", name="m"), Part(f"{file}:look", name="l")], 5.0)
+    scorer = ChildScorer(
+        [RewardPart(f"{file}:meddle", name="m"), RewardPart(f"{file}:look", name="l")], 5.0
+    )
     [verdict] = scorer.score([row("x")])
     scorer.close()
     assert verdict.parts == {"m": 0.0, "l": 0.0}
@@ -103,14 +108,16 @@ def test_columns_of_all_parts_are_wanted_once_and_constants_are_not(file):
         {"name": "c", "kind": "regex", "arguments": {"pattern": "x"}},
         {"name": "d", "kind": f"{file}:look"},
     ]
-    assert columns_wanted(RewardSection(parts=parts), None) == ["answer", "extra"]
-    assert columns_wanted(RewardSection(kind="regex", arguments={"pattern": "x"}), None) == []
-    assert columns_wanted(RewardSection(kind="exact_answer"), lambda response, gold: 0) == ["gold"]
+    assert columns_for_reward(RewardSection(parts=parts), None) == ["answer", "extra"]
+    assert columns_for_reward(RewardSection(kind="regex", arguments={"pattern": "x"}), None) == []
+    assert columns_for_reward(RewardSection(kind="exact_answer"), lambda response, gold: 0) == [
+        "gold"
+    ]
 
 
 def test_a_kind_is_one_part_without_a_name():
     section = RewardSection(kind="regex", arguments={"pattern": "x"})
-    assert parts_of(section) == [Part("regex", {"pattern": "x"}, 1.0, None)]
+    assert parts_of(section) == [RewardPart("regex", {"pattern": "x"}, 1.0, None)]
     assert section.label == "regex"
     several = [{"name": "a", "kind": "x", "weight": 2}, {"name": "b", "kind": "y", "weight": -0.5}]
     assert RewardSection(parts=several).label == "2 x a + -0.5 x b"
@@ -119,12 +126,18 @@ def test_a_kind_is_one_part_without_a_name():
 @table(
     ("part", "reason"),
     [
-        (Part("no_rule"), r"reward\.kind 'no_rule' is no rule"),
-        (Part("no_rule", name="n"), r"reward\.parts, n: kind 'no_rule' is no rule"),
-        (Part("regex", {"patern": "x"}), "reward: regex takes no argument 'patern', only response"),
-        (Part("regex", {"pattern": "("}, name="n"), r"reward\.parts, n: .*cannot read its pattern"),
-        (Part("regex", {"response": "x"}), r"arguments\.response comes from the row"),
-        (Part("format"), "reward: The rule format needs either"),
+        (RewardPart("no_rule"), r"reward\.kind 'no_rule' is not a rule"),
+        (RewardPart("no_rule", name="n"), r"reward\.parts, n: kind 'no_rule' is not a rule"),
+        (
+            RewardPart("regex", {"patern": "x"}),
+            "regex takes no argument 'patern', only response",
+        ),
+        (
+            RewardPart("regex", {"pattern": "("}, name="n"),
+            r"parts, n: .*cannot read its pattern",
+        ),
+        (RewardPart("regex", {"response": "x"}), r"arguments\.response comes from the row"),
+        (RewardPart("format"), "reward: The rule format needs either"),
     ],
 )
 def test_a_part_that_cannot_work_is_refused_before_training(part, reason):

@@ -8,8 +8,7 @@ import pytest
 from helpers import table
 
 from tether.errors import UserError
-from tether.rewards.functions import call_reward
-from tether.rewards.parts import Part
+from tether.rewards.functions import RewardPart, call_reward
 from tether.rewards.rules import (
     RULES,
     check_constants,
@@ -164,7 +163,7 @@ def test_the_page_on_rewards_says_what_the_docstring_says(name):
     """The docstring is where a rule is defined; the page quotes it."""
     page = " ".join(REWARDS_PAGE.read_text(encoding="utf-8").split())
     assert f"`{name}`" in page
-    assert " ".join(inspect.getdoc(RULES[name]).split()) in page
+    assert " ".join(inspect.getdoc(RULES[name]).split()).removeprefix("Return ") in page
 
 
 @table(
@@ -204,7 +203,7 @@ def test_an_empty_list_of_answers_is_an_error_and_no_zero(rule):
 )
 def test_numbers_and_lists_are_right_answers_where_rewards_run(rule, answer):
     """In their own process, where nothing checks the types: there they scored 0 without a word."""
-    scorer = ChildScorer([Part(rule)], timeout_seconds=20.0)
+    scorer = ChildScorer([RewardPart(rule)], timeout_seconds=20.0)
     rows = [{"response": r, "answer": answer, "finished": True, "prompt": "?"} for r in "23"]
     assert [verdict.score for verdict in scorer.score(rows)] == [1.0, 0.0]
     scorer.close()

@@ -7,7 +7,7 @@ import pytest
 from helpers import table
 
 from tether.errors import UserError
-from tether.rewards.parts import Part
+from tether.rewards.functions import RewardPart
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Verdict
 
 FUNCTIONS = """
@@ -62,7 +62,7 @@ def reward_file(tmp_path):
 
 @pytest.fixture
 def child(reward_file):
-    scorer = ChildScorer([Part(f"{reward_file}:reward")], timeout_seconds=0.5)
+    scorer = ChildScorer([RewardPart(f"{reward_file}:reward")], timeout_seconds=0.5)
     yield scorer
     scorer.close()
 
@@ -117,7 +117,7 @@ def test_more_rows_than_a_pipe_holds_are_all_scored(child):
 
 def test_a_time_limit_is_a_rows_own_and_not_the_batchs(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ndef f(): time.sleep(0.15); return 1\n")
-    scorer = ChildScorer([Part(f"{tmp_path}/slow.py:f")], timeout_seconds=0.5)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/slow.py:f")], timeout_seconds=0.5)
     assert scorer.score([{}] * 5) == [Verdict(1.0)] * 5
     scorer.close()
 
@@ -135,7 +135,7 @@ def test_a_hung_child_and_what_it_forked_are_gone_after_its_row(tmp_path):
         "    if pid: pathlib.Path(path).write_text(str(pid))\n"
         "    time.sleep(60)\n"
     )
-    scorer = ChildScorer([Part(f"{tmp_path}/forks.py:f")], timeout_seconds=0.3)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/forks.py:f")], timeout_seconds=0.3)
     [verdict] = scorer.score([{"path": str(tmp_path / "pid")}])
     assert "took longer" in verdict.problem
     grandchild = (tmp_path / "pid").read_text()
@@ -156,7 +156,7 @@ def _runs(pid: str) -> bool:
 
 def test_a_reward_that_cannot_be_loaded_is_the_users_mistake(tmp_path):
     with pytest.raises(UserError, match="not a file"):
-        ChildScorer([Part(f"{tmp_path}/nowhere.py:f")], 1.0).score([{}])
+        ChildScorer([RewardPart(f"{tmp_path}/nowhere.py:f")], 1.0).score([{}])
 
 
 def test_a_copy_that_the_reward_forks_answers_for_no_row(tmp_path):
@@ -164,7 +164,7 @@ def test_a_copy_that_the_reward_forks_answers_for_no_row(tmp_path):
     (tmp_path / "twice.py").write_text(
         "import os\ndef f(number):\n    return number if number != 1 or os.fork() else 9.0\n"
     )
-    scorer = ChildScorer([Part(f"{tmp_path}/twice.py:f")], timeout_seconds=5.0)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/twice.py:f")], timeout_seconds=5.0)
     for _ in range(3):
         verdicts = scorer.score([{"number": n} for n in range(4)])
         assert [v.score for v in verdicts] == [0.0, 1.0, 2.0, 3.0]
@@ -174,7 +174,7 @@ def test_a_copy_that_the_reward_forks_answers_for_no_row(tmp_path):
 
 def test_a_problem_is_told_on_one_line_of_readable_length(tmp_path):
     (tmp_path / "long.py").write_text("def f(): raise ValueError('no\\nway ' * 10**6)\n")
-    scorer = ChildScorer([Part(f"{tmp_path}/long.py:f")], timeout_seconds=5.0)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/long.py:f")], timeout_seconds=5.0)
     [verdict] = scorer.score([{}])
     scorer.close()
     assert verdict.problem.startswith("ValueError: no way no way")
@@ -223,7 +223,7 @@ def test_what_a_reward_leaves_behind_holds_no_pipe_up(tmp_path, left, end):
     (tmp_path / "leaves.py").write_text(LEAVES)
     deeds = [left, end, *["fine"] * 60]
     rows = [{"response": "x" * 4000, "deed": deed} for deed in deeds]
-    scorer = ChildScorer([Part(f"{tmp_path}/leaves.py:reward")], timeout_seconds=0.5)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/leaves.py:reward")], timeout_seconds=0.5)
     began = time.monotonic()
     verdicts = in_time(6, lambda: scorer.score(rows))
     in_time(2, lambda: scorer.close() or True)
@@ -248,7 +248,7 @@ def reward(junk):
 def test_junk_among_the_scores_costs_its_row_and_no_other(tmp_path, junk):
     (tmp_path / "junk.py").write_text(JUNK)
     rows = [{"junk": text} for text in ("", repr(junk), "", "")]
-    scorer = ChildScorer([Part(f"{tmp_path}/junk.py:reward")], timeout_seconds=5.0)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/junk.py:reward")], timeout_seconds=5.0)
     verdicts = in_time(20, lambda: scorer.score(rows))
     scorer.close()
     assert [v.score for v in verdicts] == [1.0, None, 1.0, 1.0]
@@ -260,14 +260,14 @@ def test_arguments_of_any_size_reach_the_reward_and_no_command_line(tmp_path):
         "def f(table): return len(table) + ('secret' in open('/proc/self/cmdline').read())\n"
     )
     table = {f"{i}": "secret" for i in range(20_000)}  # beyond what a command line holds
-    scorer = ChildScorer([Part(f"{tmp_path}/large.py:f", {"table": table})], 5.0)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/large.py:f", {"table": table})], 5.0)
     assert [v.score for v in in_time(20, lambda: scorer.score([{}]))] == [20_000.0]
     scorer.close()
 
 
 def test_a_slow_import_is_told_its_own_limit(tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(30)\ndef f(): return 1\n")
-    scorer = ChildScorer([Part(f"{tmp_path}/slow.py:f")], 10.0, import_seconds=0.5)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/slow.py:f")], 10.0, import_seconds=0.5)
     with pytest.raises(UserError, match=r"longer to import than reward.import_timeout_seconds"):
         scorer.score([{}])
 
@@ -277,7 +277,7 @@ def test_what_a_reward_raises_is_told_with_file_and_line(tmp_path):
         "import json\n\ndef f(response):\n    return g(response)\n\ndef g(text):\n"
         "    return json.loads(text)['score']\n"
     )
-    scorer = ChildScorer([Part(f"{tmp_path}/mine.py:f")], 5.0)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/mine.py:f")], 5.0)
     own, library = scorer.score([{"response": "[]"}, {"response": "{"}])
     scorer.close()
     assert own.problem.startswith("TypeError: list indices")
@@ -293,19 +293,19 @@ def test_what_a_reward_prints_is_kept_and_steers_no_terminal(tmp_path):
         "    sys.stderr.write('to stderr\\n')\n"
         "    return n\n"
     )
-    scorer = ChildScorer([Part(f"{tmp_path}/loud.py:f")], 5.0)
+    scorer = ChildScorer([RewardPart(f"{tmp_path}/loud.py:f")], 5.0)
     scorer.score([{"n": 1}])
-    scorer.prints.keep_in(tmp_path / "reward.log")
+    scorer.output.keep_in(tmp_path / "reward.log")
     scorer.score([{"n": 2}])
     scorer.close()
     text = (tmp_path / "reward.log").read_text()
     expected = "".join(f"row {n} \\x1b[31mred\nto stderr\n" for n in (1, 2))
     assert text == expected
-    assert scorer.prints.newest == expected
+    assert scorer.output.newest == expected
 
 
 def test_the_file_of_prints_keeps_the_newest_and_stays_small(tmp_path):
-    prints = ChildScorer([], 1.0).prints
+    prints = ChildScorer([], 1.0).output
     prints.keep_in(tmp_path / "reward.log")
     for number in range(3000):
         prints._take(f"{number:06d} " + "x" * 1000 + "\n")

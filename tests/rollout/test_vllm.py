@@ -167,7 +167,7 @@ def test_the_process_takes_weights_samples_and_says_how_it_failed(fake):
     assert [path.name for path in child.folder.glob("*.safetensors")] == []
     with pytest.raises(RunStopped, match="vLLM failed: RuntimeError: out of blocks"):
         engine.generate([GenerationRequest([14], 2, 1.0, 0)])
-    assert child.process.poll() is not None
+    assert not child.process.usable
     assert not child.folder.exists()
     engine.load(head_of(2))  # a new process
     with pytest.raises(RunStopped, match="The process of vLLM ended with code 5"):

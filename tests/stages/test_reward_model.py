@@ -178,8 +178,8 @@ BAD_ROWS = {
     "it has no column 'rejected'": {"prompt": "a", "chosen": "b"},
     "it has no column 'prompt'": {"chosen": "b", "rejected": "c"},
     "are the same": {"prompt": "a", "chosen": "b", "rejected": "b"},
-    "no text, or empty": {"prompt": "a", "chosen": "b", "rejected": ""},
-    "no list of": {"prompt": "a", "chosen": [], "rejected": "b"},
+    "not text, or empty": {"prompt": "a", "chosen": "b", "rejected": ""},
+    "must be a list": {"prompt": "a", "chosen": [], "rejected": "b"},
     "does not end with the assistant's": {
         "chosen": [{"role": "user", "content": "a"}],
         "rejected": [{"role": "user", "content": "b"}],

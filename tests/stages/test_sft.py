@@ -281,10 +281,10 @@ def test_a_signal_ends_the_stage_after_its_step_and_saves_what_was_learnt(sft_co
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 BAD_ROWS = {
     "it has no column 'prompt'": {"question": "a"},
-    "'response' is no text": {"prompt": "a", "response": 3},
-    "no list of": {"messages": "a"},
+    "'response' is not text": {"prompt": "a", "response": 3},
+    "must be a list": {"messages": "a"},
     "needs a role": {"messages": [{"content": "a"}]},
-    "content is no text": {"messages": [{"role": "user", "content": None}]},
+    "content is not text": {"messages": [{"role": "user", "content": None}]},
     "is not the assistant's": {"messages": TALK[:1]},
     "more than data.max_tokens": {"prompt": "a" * 40, "response": "b"},
 }

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import tether
 from tether import api
 from tether.errors import RunStopped, UserError
-from tether.rewards.parts import Part
+from tether.rewards.functions import RewardPart
 from tether.rewards.scorers import ChildScorer
 from tether.train.watch import Watcher
 
@@ -291,7 +291,7 @@ def test_a_chat_template_that_asks_for_the_time_gets_the_same_day_in_the_whole_r
 def test_a_reward_edited_during_a_run_stops_it_when_its_process_is_started_anew(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def score(response):\n    return 0.5\n")
-    scorer = ChildScorer([Part(f"{file}:score")], 30.0)
+    scorer = ChildScorer([RewardPart(f"{file}:score")], 30.0)
     row = {"prompt": "p", "response": "r", "finished": True}
     try:
         assert scorer.score([row])[0].score == 0.5

@@ -40,7 +40,7 @@ def evaluate(
     MODEL is a run, a model directory or tether:starter.
     """
     from tether import api
-    from tether.rollout.tools.search_client import key_from_environment
+    from tether.support.http import key_from_environment
 
     plain, overrides = parse_words(words or [])
     if endpoint is None:

@@ -32,7 +32,6 @@ from tether.config.base import (
     Share,
     cores,
     count_values,
-    refuse_userinfo,
 )
 from tether.config.estimators import ESTIMATORS, EstimatorTraits
 from tether.config.ppo import Config, map_paths, walk_fields
@@ -119,6 +118,5 @@ __all__ = [
     "cores",
     "count_values",
     "map_paths",
-    "refuse_userinfo",
     "walk_fields",
 ]

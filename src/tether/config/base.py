@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -24,16 +23,6 @@ def cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     here = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def refuse_userinfo(field: str, url: str, instead: str) -> None:
-    """A user and password in an address would be written into the run's files and shown."""
-    authority = url.partition("://")[2] or url
-    if "@" in re.split(r"[/?#\\]", authority, maxsplit=1)[0]:
-        raise ValueError(
-            f"{field} holds a user or password before the @, which would be written into the "
-            f"run's files; leave it out, and {instead}"
-        )
 
 
 class Section(BaseModel):

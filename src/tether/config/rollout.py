@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from tether.config.base import OwnCode, Section, Share, refuse_userinfo
+from tether.config.base import OwnCode, Section, Share
+from tether.support.http import refuse_userinfo
 
 WITH_TOOLS = 384  # default of rollout.max_response_tokens where observations count as well
 

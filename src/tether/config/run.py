@@ -18,7 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from tether.config.base import SCHEMA, Section, cores, refuse_userinfo
+from tether.config.base import SCHEMA, Section, cores
+from tether.support.http import refuse_userinfo
 
 
 class RunSection(Section):

@@ -1,4 +1,4 @@
-"""Rows of different lengths as rectangles, and rectangles cut into microbatches."""
+"""Pad rows of different lengths into rectangles, and cut rectangles into microbatches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from tether.types import Rollout, Sequences
 
 
 def own_rows(rows: int) -> range:
-    """This process's rows out of so many, as one block: neighbours stay together."""
+    """Return the rows of this process out of `rows`, as one block: neighbours stay together."""
     here = world()
     return range(rows * here.rank // here.size, rows * (here.rank + 1) // here.size)
 
 
 def balance(costs: Sequence[int], shares: int) -> list[list[int]]:
-    """Numbers of the pieces in each share, of about equal cost: the dearest piece first, each to
-    the share that has least."""
+    """Return the piece numbers of each share, with about equal costs per share: the costliest piece
+    first, each to the share with the least so far."""
     found: list[list[int]] = [[] for _ in range(shares)]
     loads = [0] * shares
     for piece in sorted(range(len(costs)), key=lambda piece: -costs[piece]):
@@ -33,7 +33,8 @@ def balance(costs: Sequence[int], shares: int) -> list[list[int]]:
 
 
 def pad_left(rows: Sequence[Sequence[int]]) -> Int[Tensor, "rows width"]:
-    """Token ids, blanks first. A blank is id 0 and means nothing: masks come from lengths."""
+    """Return token ids (rows, width), padded on the left with id 0. Masks come from lengths, so the
+    id means nothing."""
     width = max(map(len, rows))
     return torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
 
@@ -41,41 +42,45 @@ def pad_left(rows: Sequence[Sequence[int]]) -> Int[Tensor, "rows width"]:
 def pad_right(
     rows: Sequence[Sequence[int | float]], dtype: torch.dtype
 ) -> Shaped[Tensor, "rows width"]:
-    """Ids, flags or numbers a token, zeros last."""
+    """Return ids, flags or numbers per token (rows, width), padded on the right with 0."""
     width = max(map(len, rows))
     return torch.tensor([list(row) + [0] * (width - len(row)) for row in rows], dtype=dtype)
 
 
 def length_mask(lengths: Int[Tensor, " rows"], width: int) -> Bool[Tensor, "rows width"]:
-    """True on the first `lengths[row]` columns."""
+    """Return a mask (rows, width) that is True on the first `lengths[row]` columns."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
 def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
-    """Rollouts one below the other, each padded to the widest."""
+    """Concatenate rollouts along rows, each padded to the widest."""
     if len(rollouts) == 1:
         return rollouts[0]
     device = rollouts[0].response_ids.device
 
-    def of(name: str, merge: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
+    def of(name: str, merge: Callable[[list[Tensor]], Tensor]) -> Tensor:
         return merge([getattr(rollout, name).to(device) for rollout in rollouts])
 
     rows = [len(rollout.finish_reasons) for rollout in rollouts]
     calls = [rollout.calls or ((),) * n for rollout, n in zip(rollouts, rows, strict=True)]
     return Rollout(
         prompt_ids=of("prompt_ids", partial(_widen, left=True)),
-        prompt_lengths=of("prompt_lengths", torch.cat),
+        prompt_lengths=of("prompt_lengths", _cat),
         response_ids=of("response_ids", _widen),
-        response_lengths=of("response_lengths", torch.cat),
+        response_lengths=of("response_lengths", _cat),
         response_mask=of("response_mask", _widen),
         rollout_log_probs=of("rollout_log_probs", _widen),
-        finish_reasons=tuple(chain.from_iterable(r.finish_reasons for r in rollouts)),
+        finish_reasons=tuple(reason for r in rollouts for reason in r.finish_reasons),
         calls=tuple(chain.from_iterable(calls)) if any(r.calls for r in rollouts) else (),
     )
 
 
-def _widen(parts: Sequence[Tensor], left: bool = False) -> Tensor:
-    """Rectangles one below the other, blanks before or after them."""
+def _cat(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts)
+
+
+def _widen(parts: list[Tensor], left: bool = False) -> Tensor:
+    """Concatenate along rows, padding with 0 on one side to the largest width."""
     width = max(part.shape[1] for part in parts)
     blanks = [width - part.shape[1] for part in parts]
     sides = [(n, 0) if left else (0, n) for n in blanks]
@@ -83,14 +88,14 @@ def _widen(parts: Sequence[Tensor], left: bool = False) -> Tensor:
 
 
 def join(rollout: Rollout) -> Sequences:
-    """Prompt and response side by side without a gap, right-padded.
+    """Join each prompt and its response without a gap, right-padded.
 
     prompt_ids     . . p p      response_ids   r r .      ->   p p r r . .
                    . p p p                     r r r           p p p r r r
     """
     prompt_width, response_width = rollout.prompt_ids.shape[1], rollout.response_ids.shape[1]
     padded = torch.cat([rollout.prompt_ids, rollout.response_ids], dim=1)
-    shift = prompt_width - rollout.prompt_lengths  # blanks before the first prompt token
+    shift = prompt_width - rollout.prompt_lengths  # padding before the first prompt token
     lengths = rollout.prompt_lengths + rollout.response_lengths
     columns = torch.arange(int(lengths.max()), device=padded.device)
     source = (columns + shift[:, None]).clamp(max=prompt_width + response_width - 1)
@@ -99,7 +104,7 @@ def join(rollout: Rollout) -> Sequences:
 
 
 def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
-    """Given prompts and responses side by side, as `join` lays out sampled ones."""
+    """Join prompts and responses of a file, laid out as `join` does with sampled ones."""
     return Sequences(
         pad_right([[*prompt, *response] for prompt, response in pairs], torch.long),
         torch.tensor([len(prompt) for prompt, _ in pairs]),
@@ -109,7 +114,7 @@ def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Row numbers of one microbatch. An idle one is read and counts nothing."""
+    """Row numbers of one microbatch. An idle one goes through the model and counts nothing."""
 
     rows: Int[Tensor, " some"]
     idle: bool = False
@@ -118,8 +123,11 @@ class Microbatch:
 def own_microbatches(
     sequences: Sequences, max_tokens: int, max_cells: int | None = None
 ) -> list[Microbatch]:
-    """This process's microbatches, as many as every other has: who is done sooner adds idle ones
-    of the shortest row, as sharded weights are gathered by all together."""
+    """Return this process's microbatches, as many as every other process has.
+
+    A process with fewer adds idle ones of the shortest row: sharded weights are gathered by all
+    processes together.
+    """
     parts = [
         [
             Microbatch(rows[group])
@@ -135,7 +143,7 @@ def own_microbatches(
 
 
 def _shares(sequences: Sequences) -> list[Int[Tensor, " some"]]:
-    """Row numbers of every process."""
+    """Return the row numbers of every process."""
     costs = (sequences.prompt_lengths + sequences.response_lengths).tolist()
     return [
         torch.tensor(rows, dtype=torch.long, device=sequences.ids.device)
@@ -146,8 +154,8 @@ def _shares(sequences: Sequences) -> list[Int[Tensor, " some"]]:
 def microbatches(
     sequences: Sequences, max_tokens: int, max_cells: int | None = None
 ) -> list[Int[Tensor, " some"]]:
-    """Row numbers in groups of at most `max_tokens` padded tokens, rows of like length together,
-    and of at most `max_cells` response tokens.
+    """Return row numbers in groups of at most `max_tokens` padded tokens and at most `max_cells`
+    response tokens, with rows of similar length together.
 
     A single row longer than that is a group of its own. Depends on lengths only.
     """

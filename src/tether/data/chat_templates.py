@@ -1,34 +1,42 @@
 """Render a model's chat template: a program that came with the model, and is not trusted.
 
 A template that ships with tether is rendered in this process. Any other is rendered by one child
-process (`python -m tether.data.chat_templates`), which ends when a rendering takes longer than
-`SECONDS`, gets no more than `MEMORY` bytes for it, and refuses a text that is much longer than
-the messages it was made from. Requests and answers are JSON lines on its stdin and stdout.
+process (`python -m tether.data.chat_templates IN OUT`), which is killed when a rendering takes
+longer than `SECONDS`, gets no more than `MEMORY` bytes for it, and refuses a text that is much
+longer than the messages it was made from.
 """
 
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tether import assets
 from tether.errors import UserError, one_line
+from tether.support.child_process import (
+    Answer,
+    ChildEnded,
+    ChildFailed,
+    ChildProcess,
+    ChildTimedOut,
+    Respond,
+    limit_memory,
+    serve,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SECONDS = 5.0  # wall clock of one rendering; an ordinary one takes less than a millisecond
+START_SECONDS = 120.0  # that the child has to import transformers
 MEMORY = 512 << 20  # bytes of address space beyond what the child holds before it renders
 EXTRA_CHARACTERS = 1 << 20  # that a template may write beside GROWTH times the messages
 GROWTH = 4
+TIME_ATTRIBUTE = "template_time"  # of a tokenizer: what `fix_date` set
 SHIPPED = ("starter", "search_starter")
 
 
@@ -48,38 +56,39 @@ def render_chat(
 ) -> str:
     """Return the messages as text under the tokenizer's chat template.
 
-    `now` is what the template's `strftime_now` reads; None is the day that `fix_date` set for the
-    tokenizer, else the clock. Raises `TemplateFailed`
-    where the template raises, and `TemplateTooCostly` where it exceeds a limit.
+    `now` is what the template's `strftime_now` reads; by default the day that `fix_date` set for
+    the tokenizer, or else the clock. Raises `TemplateFailed` where the template raises, and
+    `TemplateTooCostly` where it exceeds a limit.
     """
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:  # several templates, and none is the default
         raise TemplateFailed(one_line(error)) from None
-    now = now or getattr(tokenizer, "template_time", None)
+    now = now or getattr(tokenizer, TIME_ATTRIBUTE, None)
     request = {
         "template": template,
         "messages": [dict(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
         "variables": dict(tokenizer.special_tokens_map),
         "now": None if now is None else now.isoformat(),
-        "seconds": SECONDS,
     }
     if template not in _shipped_templates():
-        return _child.render(request)
+        return _renderer.render(request)
     try:
         return _render(request)
-    except Exception as error:  # such as a `raise_exception` over the order of roles
+    except Exception as error:  # a template may raise anything, such as over the order of roles
         raise TemplateFailed(one_line(error)) from None
 
 
 def asks_for_date(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Return whether the chat template reads the clock."""
     return "strftime_now" in str(tokenizer.chat_template)
 
 
 def fix_date(tokenizer: "PreTrainedTokenizerBase", day: date | None) -> None:
-    """Let the tokenizer's chat template read this day from now on, at midnight."""
-    tokenizer.template_time = None if day is None else datetime(day.year, day.month, day.day)
+    """Make the tokenizer's chat template read midnight of this day from now on."""
+    now = None if day is None else datetime(day.year, day.month, day.day)
+    setattr(tokenizer, TIME_ATTRIBUTE, now)
 
 
 def render_chats(
@@ -87,10 +96,10 @@ def render_chats(
 ) -> list[str] | None:
     """Return many conversations as text up to where the response begins, in a tenth of the time.
 
-    Messages have a role and a content and no more. None where one of them fails or exceeds a
-    limit: `render_chat`, asked for one at a time, finds out which, and says why.
+    Messages have only a role and a content. Returns None where one of them fails or exceeds a
+    limit: `render_chat`, called for one at a time, then finds out which, and says why.
     """
-    template, now = tokenizer.chat_template, getattr(tokenizer, "template_time", None)
+    template, now = tokenizer.chat_template, getattr(tokenizer, TIME_ATTRIBUTE, None)
     # The clock could strike between two of them; a day that was fixed cannot.
     if not isinstance(template, str) or (now is None and asks_for_date(tokenizer)):
         return None
@@ -99,13 +108,12 @@ def render_chats(
         "conversations": conversations,
         "now": None if now is None else now.isoformat(),
         "variables": dict(tokenizer.special_tokens_map),
-        "seconds": SECONDS,
     }
     if template not in _shipped_templates():
-        return _child.render_many(request)
+        return _renderer.render_many(request)
     try:
         return list(_render_many(request))
-    except Exception:
+    except Exception:  # `render_chat` says what the template raised
         return None
 
 
@@ -134,7 +142,7 @@ def _render(request: Mapping[str, Any]) -> str:
 
 def _render_many(request: Mapping[str, Any]) -> Iterator[str]:
     """Render each conversation as `_render` would. Most of its time goes into copying what is the
-    same for all of them; here that is made ready once."""
+    same for all of them; that is prepared once here."""
     from transformers.utils import chat_template_utils as theirs
 
     compiled = theirs._compile_jinja_template(request["template"])
@@ -147,125 +155,122 @@ def _render_many(request: Mapping[str, Any]) -> Iterator[str]:
         yield "".join(compiled.root_render_func(context))
 
 
-class _Child:
-    """The process that renders, started when it is first needed and again after it was ended."""
+class _Renderer:
+    """The child that renders, started when it is first needed and again after it was killed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.process: subprocess.Popen[bytes] | None = None
-        self.owner = 0  # a fork of this process must not share the pipes
+        self.child: ChildProcess | None = None
 
     def render(self, request: Mapping[str, Any]) -> str:
-        said = self._ask(request)
-        if "too_costly" in said:
-            raise TemplateTooCostly(f"The model's chat template {said['too_costly']}.")
-        if "error" in said:
-            raise TemplateFailed(said["error"])
-        return said["text"]
+        with self._asking(request) as receive:
+            answer = receive()
+        if "too_costly" in answer:
+            raise TemplateTooCostly(f"The model's chat template {answer['too_costly']}.")
+        if "error" in answer:
+            raise TemplateFailed(answer["error"])
+        return answer["text"]
 
     def render_many(self, request: Mapping[str, Any]) -> list[str] | None:
+        texts: list[str] = []
         try:
-            return self._ask(request).get("texts")
+            with self._asking(request) as receive:
+                for _ in request["conversations"]:
+                    answer = receive()
+                    if "text" not in answer:
+                        return None  # the child sends no more
+                    texts.append(answer["text"])
         except TemplateTooCostly:
             return None
+        return texts
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        line = json.dumps(request).encode() + b"\n"
+    @contextlib.contextmanager
+    def _asking(self, request: Mapping[str, Any]) -> Iterator[Callable[[], Answer]]:
+        """Send a request; yield what returns the next answer, for which the child has `SECONDS`."""
         with self.lock:
-            process = self._running()
-            with contextlib.suppress(BrokenPipeError):  # the missing answer says the same
-                process.stdin.write(line)
-                process.stdin.flush()
-            answer = process.stdout.readline()
-            if not answer.endswith(b"\n"):
-                self.process = None
-                raise TemplateTooCostly(_why_it_ended(process.wait()))
-        return json.loads(answer)
+            child = self._usable_child()
+            try:
+                child.send([json.dumps(request)])
+                yield lambda: child.receive(SECONDS)
+            except BaseException as error:  # answers may be under way: the next request starts anew
+                child.kill()
+                self.child = None
+                if not isinstance(error, ChildFailed):
+                    raise
+                raise TemplateTooCostly(
+                    f"The model's chat template {_why(error)}; repair it, or use another model."
+                ) from None
 
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self.process is None or self.owner != os.getpid():
-            # transformers is wanted for its templates alone; torch would take seconds to import.
-            environment = {**os.environ, "USE_TORCH": "0", "HF_HUB_OFFLINE": "1"}
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tether.data.chat_templates"],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the parent; its end closes the pipe
-            )
-            self.owner = os.getpid()
-        return self.process
-
-
-_child = _Child()
-
-
-def _why_it_ended(code: int) -> str:
-    if code == -signal.SIGALRM:
-        what = f"takes longer than {SECONDS:g} s to render one prompt"
-    else:
-        what = f"ended the process that renders it (exit code {code})"
-    return f"The model's chat template {what}; repair it, or use another model."
+    def _usable_child(self) -> ChildProcess:
+        if self.child is not None and self.child.usable:
+            return self.child
+        if self.child is not None:
+            self.child.kill()
+        self.child = ChildProcess(
+            "tether.data.chat_templates",
+            name="the chat template",
+            seconds=START_SECONDS,
+            # transformers is used for its templates alone; torch takes seconds to import.
+            environment={**os.environ, "USE_TORCH": "0", "HF_HUB_OFFLINE": "1"},
+        )
+        return self.child
 
 
-def main() -> None:
-    """Answer requests until stdin closes."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # nothing but answers on the pipe
-        import transformers.utils.chat_template_utils  # noqa: F401 (before memory is limited)
-
-        _limit_memory()
-        for line in sys.stdin.buffer:
-            request = json.loads(line)
-            answer = _answer_many if "conversations" in request else _answer
-            said = answer(request, len(line))
-            answers.write(json.dumps(said) + "\n")
-            answers.flush()
+_renderer = _Renderer()
 
 
-def _answer(request: Mapping[str, Any], size: int) -> dict[str, str]:
-    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+def _why(error: ChildFailed) -> str:
+    match error:
+        case ChildTimedOut():
+            return f"takes longer than {SECONDS:g} s to render one prompt"
+        case ChildEnded():
+            return f"ended the process that renders it (exit code {error.code})"
+    return f"failed in the process that renders it ({error})"
+
+
+def _set_up(_: object) -> Respond:
+    """Prepare the child; return what answers a request."""
+    import transformers.utils.chat_template_utils  # noqa: F401 (before memory is limited)
+
+    limit_memory(MEMORY)
+
+    def respond(line: str) -> Iterator[Answer]:
+        request = json.loads(line)
+        if "conversations" in request:
+            yield from _answer_many(request, len(line))
+        else:
+            yield _answer(request, len(line))
+
+    return respond
+
+
+def _answer(request: Mapping[str, Any], size: int) -> Answer:
     try:
         text = _render(request)
     except MemoryError:
         return {"too_costly": f"needs more than {MEMORY >> 20} MiB of memory to render one prompt"}
     except Exception as error:  # a template may raise anything
         return {"error": one_line(error)}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
     if len(text) > EXTRA_CHARACTERS + GROWTH * size:
         return {"too_costly": f"made {len(text):,} characters of a prompt of {size:,}"}
     return {"text": text}
 
 
-def _answer_many(request: Mapping[str, Any], size: int) -> dict[str, Any]:
-    texts, written = [], 0
+def _answer_many(request: Mapping[str, Any], size: int) -> Iterator[Answer]:
+    """Answer once per conversation, so that each has the time limit to itself."""
+    written = 0
     try:
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
         for text in _render_many(request):
             written += len(text)
             if written > EXTRA_CHARACTERS + GROWTH * size:
-                return {}
-            texts.append(text)
-            signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-    except Exception:  # one at a time it will be said
-        return {}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    return {"texts": texts}
-
-
-def _limit_memory() -> None:
-    """Linux says how much there is already; elsewhere only time and length are limited."""
-    sizes = Path("/proc/self/statm")
-    if sizes.is_file():
-        import resource
-
-        here = int(sizes.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, here + MEMORY))
+                break
+            yield {"text": text}
+        else:
+            return
+    except Exception:  # `render_chat` says what the template raised
+        pass
+    yield {"failed": True}
 
 
 if __name__ == "__main__":
-    main()
+    serve(_set_up)

@@ -1,7 +1,7 @@
-"""Conversations to learn from: which tokens are read, and which are to be made likelier.
+"""Conversations to learn from: which tokens are context, and which are trained on.
 
-A row is a list of `messages`, or a prompt and a response. Either way it becomes a prompt and the
-rest, and in the rest a mask says which tokens an assistant wrote, its EOS included:
+A row is a list of `messages`, or a prompt and a response. Both become a prompt and a response, with
+a mask of the response tokens that an assistant wrote, its EOS included:
 
     <user>1+1=?<assistant> 2<eos> <user>And 2+2?<assistant> 4<eos>
     ─────── prompt ─────── TT T   F F F F F F F F F F F F F  TT T
@@ -9,7 +9,7 @@ rest, and in the rest a mask says which tokens an assistant wrote, its EOS inclu
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -34,9 +34,11 @@ Encoded = TypeVar("Encoded")
 
 @dataclass(frozen=True)
 class Conversation:
+    """One conversation of supervised fine-tuning, as ids."""
+
     prompt_ids: list[int]
     response_ids: list[int]
-    loss_mask: list[bool]  # of each response token: True = by an assistant
+    loss_mask: list[bool]  # per response token: True = written by an assistant
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
@@ -45,9 +47,12 @@ class Conversation:
 def load_conversations(
     path: str, data: ConversationSection, tokenizer: PreTrainedTokenizerBase, context: int | None
 ) -> list[Conversation]:
-    """Every row of a file, checked; a broken one is refused with its line."""
+    """Return every row of a file, checked; a broken one is refused with its line."""
     if tokenizer.eos_token_id is None:
-        raise UserError("The model's tokenizer names no EOS token, so no response could end.")
+        raise UserError(
+            "The model's tokenizer names no EOS token, so no response could end; set eos_token in "
+            "its tokenizer_config.json."
+        )
 
     def encode(row: Mapping[str, Any]) -> Conversation:
         if data.messages_column in row:
@@ -66,7 +71,7 @@ def load_conversations(
 
 
 def encode_rows(path: str, encode: Callable[[Mapping[str, Any]], Encoded]) -> list[Encoded]:
-    """What `encode` makes of every row; the first broken one is refused with its place."""
+    """Return `encode` of every row; the first broken row is refused with its place."""
     found = []
     for row in read_file(path):
         try:
@@ -76,7 +81,7 @@ def encode_rows(path: str, encode: Callable[[Mapping[str, Any]], Encoded]) -> li
         except BadRow as problem:
             raise UserError(f"{row.place}: {problem}") from None
     if not found:
-        raise UserError(f"{path} has no rows; write one JSON object a line.")
+        raise UserError(f"{path} has no rows; write one JSON object per line.")
     return found
 
 
@@ -86,7 +91,7 @@ def encode_prompt_and_response(
     response: str,
     system_prompt: str | None = None,
 ) -> Conversation:
-    """Encoded apart, as in sampling, so that no token straddles the border."""
+    """Encode the two separately, as in sampling, so that no token straddles the border."""
     ids = encode_response(tokenizer, response)
     prompt_ids = render_prompt(tokenizer, prompt, system_prompt)
     if not prompt_ids:
@@ -95,7 +100,7 @@ def encode_prompt_and_response(
 
 
 def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conversation:
-    """All assistant turns of a conversation, each encoded as if it had been sampled there."""
+    """Encode all turns of a conversation, each assistant turn as if it had been sampled there."""
     check_messages(messages)
     if messages[-1]["role"] != "assistant":
         raise BadRow("the last message is not the assistant's, so there is no response.")
@@ -111,7 +116,9 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conver
         loss_mask += [True] * len(ids)
         if following is not None:
             until = render_messages(tokenizer, messages[:following], generation=True)
-            between = _after(until, read + plain_text(content)).without_leading(tokenizer.eos_token)
+            between = _after(until, read + plain_text(content)).without_leading(
+                str(tokenizer.eos_token)
+            )
             ids = between.ids(tokenizer)
             response_ids += ids
             loss_mask += [False] * len(ids)
@@ -120,11 +127,13 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conver
 
 
 def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return [*encode_text(tokenizer, text), tokenizer.eos_token_id]
+    """Return the ids of a response that the model ends: its text and EOS."""
+    return [*encode_text(tokenizer, text), _eos_id(tokenizer)]
 
 
 def with_system_prompt(messages: Any, system_prompt: str | None) -> Any:
-    """A system turn of the row's own stays; what is no list of messages is refused later."""
+    """Return messages with the system prompt first, unless the row has a system turn of its own.
+    Anything that is not a list of messages is returned as it is, and refused later."""
     if system_prompt is None or not isinstance(messages, list) or not messages:
         return messages
     if isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
@@ -133,52 +142,57 @@ def with_system_prompt(messages: Any, system_prompt: str | None) -> Any:
 
 
 def check_messages(messages: Any) -> None:
+    """Raise `BadRow` for anything but a list of messages with known roles and text."""
     if not isinstance(messages, list) or not messages:
-        raise BadRow("its messages are no list of {role, content} objects.")
+        raise BadRow("its messages must be a list of one or more {role, content} objects.")
     for message in messages:
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise BadRow(f"a message needs a role, one of {', '.join(ROLES)}.")
         if not is_text(message.get("content")):
-            raise BadRow(f"the {message['role']}'s content is no text.")
+            raise BadRow(f"the {message['role']}'s content is not text, or empty.")
 
 
 def text_column(row: Mapping[str, Any], name: str) -> str:
+    """Return the text of a column, or raise `BadRow`."""
     if name not in row:
         names = ", ".join(row) or "none"
         raise BadRow(f"it has no column {name!r} (it has {names}); set data.*_column.")
     if not is_text(row[name]):
-        raise BadRow(f"{name!r} is no text, or empty.")
+        raise BadRow(f"{name!r} is not text, or empty.")
     return row[name]
 
 
 def is_text(value: Any) -> bool:
-    """Something to read, that can be encoded: half a surrogate pair is no text."""
+    """Return whether it is text with something to read. Half a surrogate pair cannot be encoded."""
     if not isinstance(value, str) or not value.strip():
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def check_num_tokens(tokens: int, max_tokens: int, context: int | None) -> None:
+    """Raise `BadRow` for more tokens than the config or the model's `context` allows."""
     if tokens > max_tokens:
         raise BadRow(
             f"it has {tokens} tokens, more than data.max_tokens = {max_tokens}; shorten it or "
             f"raise the limit."
         )
     if context is not None and tokens > context:
-        raise BadRow(f"it has {tokens} tokens, but the model only {context} positions.")
+        raise BadRow(f"it has {tokens} tokens, but the model only {context} positions; shorten it.")
 
 
 def _after(whole: Rendered, beginning: Rendered) -> Rendered:
     if not whole.text.startswith(beginning.text):
         raise BadRow(
-            "the chat template writes earlier turns otherwise once others follow, so they cannot "
-            "all be learnt at once; give one response a row."
+            "the chat template changes earlier turns once others follow, so they cannot all be "
+            "learnt at once; give one response per row."
         )
     return whole.after(len(beginning.text))
 
 
 @dataclass(frozen=True)
 class PreferencePair:
+    """Two whole dialogues that differ in the response, as ids."""
+
     chosen: list[int]
     rejected: list[int]
 
@@ -186,7 +200,7 @@ class PreferencePair:
 def load_pairs(
     path: str, data: PreferenceSection, tokenizer: PreTrainedTokenizerBase, context: int | None
 ) -> list[PreferencePair]:
-    """Every row of a file, checked; a broken one is refused with its line.
+    """Return every row of a file, checked; a broken one is refused with its line.
 
     `prompt` is text or messages. The responses are text, or the messages that follow the prompt;
     where there is no prompt, they are whole conversations with the prompt inside.
@@ -200,7 +214,7 @@ def load_pairs(
             check_num_tokens(len(ids), data.max_tokens, context)
             sides.append(ids)
         if sides[0] == sides[1]:
-            raise BadRow("chosen and rejected are the same, which teaches nothing.")
+            raise BadRow("chosen and rejected are the same, which teaches nothing; remove the row.")
         return PreferencePair(*sides)
 
     return encode_rows(path, encode)
@@ -213,12 +227,13 @@ def encode_whole_dialogue(
     system_prompt: str | None = None,
     finished: bool = True,
 ) -> list[int]:
-    """Prompt and response under the chat template; one that was cut off has no ending."""
+    """Return prompt and response under the chat template; a response that was cut off is not
+    ended."""
     if tokenizer.chat_template is None and isinstance(prompt, str):
         if system_prompt is not None:
             raise BadRow("data.system_prompt needs a chat template; leave it out.")
         ids = [*encode_with_bos(tokenizer, prompt), *encode_text(tokenizer, response)]
-        return [*ids, tokenizer.eos_token_id] if finished and _has_eos(tokenizer) else ids
+        return [*ids, _eos_id(tokenizer)] if finished and _has_eos(tokenizer) else ids
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     messages = list(with_system_prompt(messages, system_prompt))
     begun = render_messages(tokenizer, messages, generation=True) + plain_text(response)
@@ -226,18 +241,18 @@ def encode_whole_dialogue(
         return begun.ids(tokenizer)
     answer = {"role": "assistant", "content": response}
     whole = apply_template(tokenizer, [*messages, answer], generation=False)
-    # A template may write no ending, or write the turn otherwise (trimmed, say); then the response
-    # ends as the policy ended it.
+    # A template may write no ending, or change the turn (trim it, say); then the response ends as
+    # the policy ended it.
     ending = whole.removeprefix(begun.text) if whole.startswith(begun.text) else ""
     if not ending and _has_eos(tokenizer):
-        ending = tokenizer.eos_token
+        ending = str(tokenizer.eos_token)
     return (begun + template_text(ending)).ids(tokenizer)
 
 
 def _dialogue(
     row: Mapping[str, Any], prompt_column: str, name: str
 ) -> tuple[str | list[Message], str]:
-    """The prompt and the response of one side."""
+    """Return the prompt and the response of one side."""
     if name not in row:
         raise BadRow(
             f"it has no column {name!r} (it has {', '.join(row) or 'none'}); set data.*_column."
@@ -256,6 +271,10 @@ def _dialogue(
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise BadRow(f"{name!r} does not end with the assistant's answer to a prompt.")
     return messages[:-1], messages[-1]["content"]
+
+
+def _eos_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    return cast(int, tokenizer.eos_token_id)  # transformers types it as any token attribute
 
 
 def _has_eos(tokenizer: PreTrainedTokenizerBase) -> bool:

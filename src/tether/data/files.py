@@ -1,5 +1,7 @@
-"""Files of rows: JSON lines, CSV and parquet, read as they are. A row keeps its place in the file,
-so that whatever is wrong with it can be said with file and line."""
+"""Read files of rows: JSON lines, CSV and parquet.
+
+A row keeps its place in the file, so that an error can name file and line.
+"""
 
 import codecs
 import csv
@@ -10,13 +12,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tether import assets
-from tether.errors import UserError
+from tether.errors import UserError, one_line
 
-Found = Iterator[tuple[int, "dict[str, Any] | BadRow"]]  # position from 0, and what stands there
-
+Found = Iterator[tuple[int, "dict[str, Any] | BadRow"]]  # position from 0, and the row
 
 MAX_NESTING = 50  # levels of a row; far below what Python's own JSON can write again
-NESTED = "it is nested too deeply; write one flat object a line."
+NESTED = "it is nested too deeply; write one flat object per line."
 
 
 class BadRow(Exception):
@@ -34,13 +35,13 @@ class FileRow(NamedTuple):  # there may be millions: it is made in a third of a 
 
     @property
     def place(self) -> str:
-        """Where it stands, for people."""
+        """File and line, as a message names them."""
         return f"{self.path}, {self.unit} {self.position + 1}"
 
 
 def read_file(path: str) -> Iterator[FileRow]:
-    """Every row, whole or broken, in file order. The end of the name says what kind of file it is:
-    `.csv`, `.parquet`, and JSON lines for any other."""
+    """Yield every row, whole or broken, in file order. The suffix decides the format: `.csv`,
+    `.parquet`, and JSON lines for any other."""
     match Path(path).suffix.lower():
         case ".csv":
             found, unit = _read_csv(path), "line"
@@ -58,7 +59,7 @@ def read_file(path: str) -> Iterator[FileRow]:
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
-    """The columns of every row; the first broken one is refused."""
+    """Return the columns of every row; the first broken row is refused."""
     rows = []
     for row in read_file(path):
         if row.problem is not None:
@@ -68,7 +69,7 @@ def read_rows(path: str) -> list[dict[str, Any]]:
 
 
 def nested_deeper_than(value: Any, levels: int) -> bool:
-    """Whether it holds objects or lists inside each other, more than so many levels deep."""
+    """Return whether objects or lists are nested in it more than `levels` deep."""
     if not isinstance(value, dict | list):
         return False
     if levels == 0:
@@ -83,7 +84,7 @@ def _open(path: str) -> BinaryIO:
     try:
         return assets.resolve(path).open("rb")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = one_line(error).lower()
         raise UserError(
             f"{path} cannot be opened: {reason}{assets.looked_at(path)}; check data.train and "
             f"data.heldout."
@@ -104,7 +105,7 @@ def _read_json_lines(path: str) -> Found:
 
 def _parse_json(line: bytes) -> dict[str, Any]:
     if not line.strip():
-        raise BadRow("it is empty; write one JSON object a line.")
+        raise BadRow("it is empty; write one JSON object per line.")
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -112,14 +113,14 @@ def _parse_json(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise BadRow(NESTED) from None
     except ValueError as error:
-        raise BadRow(f"it is not JSON ({error}); write one object a line.") from None
+        raise BadRow(f"it is not JSON ({error}); write one object per line.") from None
     if not isinstance(row, dict):
         raise BadRow(f"it holds {type(row).__name__}, not an object with columns.")
     return row
 
 
 def _read_csv(path: str) -> Found:
-    """Rows by the names in the first line. Bytes that are no UTF-8 are carried along as lone
+    """Yield rows by the names in the first line. Bytes that are not UTF-8 are kept as lone
     surrogates, so that only the row that holds them is broken."""
     with _open(path) as file:
         text = file.read().decode("utf-8-sig", errors="surrogateescape")
@@ -156,7 +157,7 @@ def _csv_header(cells: list[str] | None) -> list[str]:
 
 def _csv_row(header: list[str], cells: list[str]) -> dict[str, Any]:
     if not cells:
-        raise BadRow("it is empty; write one row a line.")
+        raise BadRow("it is empty; write one row per line.")
     if len(cells) != len(header):
         raise BadRow(
             f"it has {len(cells)} cells, but the first line names {len(header)} columns; quote a "
@@ -168,7 +169,8 @@ def _csv_row(header: list[str], cells: list[str]) -> dict[str, Any]:
 
 
 def _read_parquet(path: str) -> Found:
-    """Columns that hold bytes, such as images, are left out: a reward gets text and numbers."""
+    """Yield rows without the columns that hold bytes, such as images: a reward gets text and
+    numbers."""
     import pyarrow as pa  # only these files need it, and it takes a while to import
     import pyarrow.parquet as pq
 
@@ -182,10 +184,10 @@ def _read_parquet(path: str) -> Found:
                     yield position, columns
                     position += 1
         except (pa.ArrowException, OSError, NotImplementedError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
+            reason = one_line(error).rstrip(".")
             raise UserError(
-                f"{path} cannot be read as parquet ({reason[:200]}); it may be cut off: write or "
-                f"copy it again."
+                f"{path} cannot be read as parquet ({reason}); it may be cut off: write or copy it "
+                f"again."
             ) from None
 
 
@@ -207,7 +209,7 @@ def _holds_bytes(kind: Any) -> bool:
 def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | BadRow]:
     try:
         yield from map(_plain, batch.to_pylist())
-    except (UnicodeDecodeError, OverflowError):  # one row's fault: find out whose
+    except (UnicodeDecodeError, OverflowError):  # of a single row: find out which
         for number in range(batch.num_rows):
             try:
                 [row] = batch.slice(number, 1).to_pylist()
@@ -219,7 +221,7 @@ def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | BadRow]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON could say it; times, decimals and the like become text."""
+    """Return a value as JSON can write it; times, decimals and the like become text."""
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -1,10 +1,9 @@
-"""Text as a model reads it: by its chat template, and so that text stays text.
+"""Prompts as messages, and messages as ids by the chat template, so that text stays text.
 
 A template writes special tokens, such as the mark that begins a turn. Text may spell the same
 marks (`<|end|><|user|>`), and a tokenizer that reads both in one string cannot tell them apart. So
-what the template wrote and what stands in a message are kept apart until they are ids: in
-`Rendered`, a piece is either the template's or text. Where no text spells a special token there is
-nothing to tell apart, and the ids are those of `apply_chat_template`.
+the template's text and that of messages stay separate until they are ids: a piece of `Rendered` is
+one or the other. Where no text spells a special token, the ids are those of `apply_chat_template`.
 """
 
 import copy
@@ -22,7 +21,7 @@ from tether.data.chat_templates import TemplateFailed, render_chat
 from tether.data.files import BadRow
 from tether.errors import UserError
 
-# What TRL's trainers give a reward besides prompts, completions and columns.
+# What TRL's trainers pass to a reward besides prompts, completions and columns.
 TRL_EXTRAS = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 LONGEST_NAMES = 200  # characters of column names that a sentence quotes
 
@@ -31,7 +30,7 @@ Prompt = str | list[Message]
 
 
 def parse_prompt(row: Mapping[str, Any], column: str) -> Prompt:
-    """The row's prompt: text, or messages as chat models take them."""
+    """Return the row's prompt: text, or messages as chat models take them."""
     if column not in row:
         raise BadRow(
             f"it has no column {column!r} (it has {column_names(row)}); set data.prompt_column."
@@ -66,14 +65,15 @@ def _message(message: Any, number: int) -> Message:
 
 
 def check_text(what: str, text: str) -> None:
+    """Raise `BadRow` for text that is empty or cannot be encoded."""
     if not text.strip():
         raise BadRow(f"{what} is empty.")
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise BadRow(f"{what} holds half a surrogate pair, which is no text.")
+        raise BadRow(f"{what} holds half a surrogate pair, which is not text.")
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """A prompt as a person reads it: the only message's content, or who says what."""
+    """Return a prompt for people: the only message's content, or role and content of each."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -84,8 +84,11 @@ def prompt_text(prompt: Prompt) -> str:
 def reward_columns(
     row: Mapping[str, Any], prompt_column: str, renamed: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the reward can ask for besides the prompt. `renamed` gives a column a second name;
-    verl keeps the right answer inside `reward_model`, and its rewards ask for `ground_truth`."""
+    """Return what the reward can ask for besides the prompt.
+
+    `renamed` gives a column a second name. verl keeps the right answer inside `reward_model`, and
+    its rewards ask for `ground_truth`.
+    """
     columns = {name: value for name, value in row.items() if name != prompt_column}
     nested = row.get("reward_model")
     if isinstance(nested, dict) and "ground_truth" in nested:
@@ -95,7 +98,7 @@ def reward_columns(
 
 
 def _look_up(columns: Mapping[str, Any], path: str) -> Any:
-    """A column by its name, or what lies inside one: `reward_model.style`."""
+    """Return a column by its name, or a value inside one: `reward_model.style`."""
     if path in columns:
         return columns[path]
     value: Any = columns
@@ -109,12 +112,12 @@ def _look_up(columns: Mapping[str, Any], path: str) -> Any:
 
 
 def require_columns(wanted: Sequence[str], columns: Mapping[str, Any]) -> None:
-    """An empty cell of a parquet file is null, so null counts as missing."""
+    """Raise `BadRow` for a missing column. Null counts as missing: parquet has no empty cell."""
     for name in wanted:
         if columns.get(name) is None:
             if name in TRL_EXTRAS and name not in columns:
                 raise BadRow(
-                    f"the reward asks for {name!r}, which TRL hands over and tether does not; give "
+                    f"the reward asks for {name!r}, which TRL passes and tether does not; give "
                     f"the parameter a default, or take it by **kwargs."
                 )
             state = (
@@ -127,46 +130,50 @@ def require_columns(wanted: Sequence[str], columns: Mapping[str, Any]) -> None:
 
 
 def column_names(row: Mapping[str, Any]) -> str:
-    """The columns of a row, on one line whatever they are called."""
+    """Return the names of a row's columns on one line."""
     found = " ".join(", ".join(row).split()) or "none"
     return found if len(found) <= LONGEST_NAMES else f"{found[:LONGEST_NAMES]} …"
 
 
 class Piece(NamedTuple):
+    """Text from one source."""
+
     text: str
-    by_template: bool  # its special tokens are meant; in text they are letters
+    by_template: bool  # True: special tokens in it are meant; False: they are letters
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a model will read, in order."""
+    """What a model will read, in pieces."""
 
     pieces: tuple[Piece, ...]
 
     @property
     def text(self) -> str:
+        """All pieces as one string."""
         return "".join(piece.text for piece in self.pieces)
 
     def __add__(self, other: "Rendered") -> "Rendered":
         return Rendered((*self.pieces, *other.pieces))
 
     def after(self, length: int) -> "Rendered":
-        """Without its first `length` characters."""
-        kept = []
+        """Return it without its first `length` characters."""
+        rest = []
         for piece in self.pieces:
             if piece.text[length:]:
-                kept.append(Piece(piece.text[length:], piece.by_template))
+                rest.append(Piece(piece.text[length:], piece.by_template))
             length = max(0, length - len(piece.text))
-        return Rendered(tuple(kept))
+        return Rendered(tuple(rest))
 
     def without_leading(self, mark: str) -> "Rendered":
-        """Without that mark at its beginning, if the template wrote it there."""
+        """Return it without `mark` at its beginning, if the template wrote it there."""
         if not self.pieces or not self.pieces[0].by_template:
             return self
         return self.after(len(mark)) if self.pieces[0].text.startswith(mark) else self
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Without special tokens that a tokenizer may add: the template has written its own."""
+        """Return its ids, without special tokens that a tokenizer may add: the template has its
+        own."""
         special = special_tokens(tokenizer)
         if not any(special.spelt_in(p.text) for p in self.pieces if not p.by_template):
             return tokenizer(self.text, add_special_tokens=False).input_ids
@@ -174,43 +181,47 @@ class Rendered:
 
 
 def plain_text(text: str) -> Rendered:
+    """Return text in which special tokens are letters."""
     return Rendered((Piece(text, by_template=False),))
 
 
 def template_text(text: str) -> Rendered:
+    """Return text in which special tokens are meant."""
     return Rendered((Piece(text, by_template=True),))
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of text alone; what it spells are letters."""
+    """Return the ids of plain text; special tokens that it spells are letters."""
     return plain_text(text).ids(tokenizer)
 
 
 class SpecialTokens:
     """The special tokens of a tokenizer, and how to read text that spells them.
 
-    Marks of the template are swapped for stand-ins that no text can know, in a copy of the
-    tokenizer that knows the stand-ins and reads special tokens as letters. So the whole is encoded
-    in one go, and no token at a border differs from what it would be otherwise.
+    Special tokens of the template are replaced by random stand-ins, which no text can spell, for a
+    copy of the tokenizer that knows the stand-ins and reads special tokens as letters. So the whole
+    is encoded at once, and no token at a border changes.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         known = tokenizer.added_tokens_decoder
-        self.ids = {token.content: i for i, token in known.items() if token.special}
+        self.ids: dict[str, int] = {t.content: i for i, t in known.items() if t.special}
         self._tokens = {token.content: token for token in known.values() if token.special}
         # The longest first, as tokenizers match them.
         longest_first = sorted(self.ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        # By a weak reference: this object is kept for as long as its tokenizer is.
+        # A weak reference: this object is cached for as long as its tokenizer lives.
         self._tokenizer = weakref.ref(tokenizer)
         self._copy: PreTrainedTokenizerBase | None = None
         self._stand_ins: dict[str, str] = {}
         self._original: dict[int, int] = {}
 
     def spelt_in(self, text: str) -> bool:
+        """Return whether a text spells a special token."""
         return self._pattern.search(text) is not None
 
     def encode(self, pieces: Sequence[Piece]) -> list[int]:
+        """Return the ids of pieces of which some text spells a special token."""
         reader = self._reader()
         whole = "".join(
             self._pattern.sub(lambda found: self._stand_ins[found[0]], piece.text)
@@ -218,12 +229,17 @@ class SpecialTokens:
             else piece.text
             for piece in pieces
         )
-        ids = reader(whole, add_special_tokens=False, split_special_tokens=True).input_ids
+        ids: list[int] = reader(
+            whole, add_special_tokens=False, split_special_tokens=True
+        ).input_ids
         return [self._original.get(i, i) for i in ids]
 
     def _reader(self) -> PreTrainedTokenizerBase:
+        """Return the copy of the tokenizer that knows the stand-ins."""
         if self._copy is None:
-            reader, secret = copy.deepcopy(self._tokenizer()), secrets.token_hex(8)
+            tokenizer, secret = self._tokenizer(), secrets.token_hex(8)
+            assert tokenizer is not None  # the caller holds it
+            reader: Any = copy.deepcopy(tokenizer)  # transformers' types do not fit tokenizers'
             for number, (content, token) in enumerate(self._tokens.items()):
                 self._stand_ins[content] = f"\ue000{secret}.{number}\ue001"
                 alike = {"lstrip": token.lstrip, "rstrip": token.rstrip}
@@ -233,6 +249,7 @@ class SpecialTokens:
                 new = reader.convert_tokens_to_ids(self._stand_ins[content])
                 self._original[new] = self.ids[content]
             self._copy = reader
+            return reader
         return self._copy
 
 
@@ -242,7 +259,7 @@ _special_tokens: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, SpecialToke
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
-    """Worked out once per tokenizer."""
+    """Return the special tokens of a tokenizer, computed once."""
     if tokenizer not in _special_tokens:
         _special_tokens[tokenizer] = SpecialTokens(tokenizer)
     return _special_tokens[tokenizer]
@@ -251,10 +268,8 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system_prompt: str | None = None
 ) -> list[int]:
-    """Ids of the prompt up to where the response begins: by the chat template if there is one.
-
-    A system turn of the prompt's own comes before `system_prompt`.
-    """
+    """Return the ids of the prompt up to where the response begins, by the chat template if there
+    is one. A system turn of the prompt's own replaces `system_prompt`."""
     if tokenizer.chat_template is None:
         return _without_template(tokenizer, prompt, system_prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -276,7 +291,7 @@ def render_prompt(
 def render_messages(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], generation: bool
 ) -> Rendered:
-    """Messages by the chat template, text apart from marks where text spells special tokens."""
+    """Render messages by the chat template, in pieces where some text spells a special token."""
     if tokenizer.chat_template is None:
         raise BadRow(
             "it holds messages, but the model has no chat template; give a prompt and a response."
@@ -300,8 +315,10 @@ def render_messages(
 
 
 def _align(text: str, outline: str, stand_ins: Mapping[str, str]) -> Rendered:
-    """`text` in pieces, by a rendering of the same template with stand-ins for the contents.
-    Templates may trim a content; one that does more with it cannot be followed."""
+    """Split `text` into pieces, by the same template's rendering of stand-ins for the contents.
+
+    Templates may trim a content; one that changes more of it is refused.
+    """
     parts = re.split("(" + "|".join(map(re.escape, stand_ins)) + ")", outline)
     pieces, at = [Piece(parts[0], by_template=True)], len(parts[0])
     whole = text.startswith(parts[0])
@@ -325,7 +342,7 @@ def _align(text: str, outline: str, stand_ins: Mapping[str, str]) -> Rendered:
 def apply_template(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], generation: bool
 ) -> str:
-    """The text that the template makes of the messages."""
+    """Return the template's text of the messages; raise `BadRow` where it does not render."""
     try:
         return render_chat(tokenizer, messages, add_generation_prompt=generation)
     except TemplateFailed as error:
@@ -335,7 +352,7 @@ def apply_template(
 def _without_template(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system_prompt: str | None
 ) -> list[int]:
-    """The prompt as it is, with what the tokenizer writes before every text."""
+    """Return the prompt's ids, with what the tokenizer writes before every text."""
     if system_prompt is not None:
         raise UserError("data.system_prompt needs a model with a chat template; leave it out.")
     if not isinstance(prompt, str):
@@ -347,7 +364,7 @@ def _without_template(
 
 
 def encode_with_bos(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of text where no template begins it, with what the tokenizer writes before every text."""
+    """Return the ids of plain text, with what the tokenizer writes before every text."""
     if not special_tokens(tokenizer).spelt_in(text):
         return tokenizer(text).input_ids
     return tokenizer(text, split_special_tokens=True).input_ids
@@ -358,7 +375,7 @@ def _other_fields(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text inside a message, however deep."""
+    """Yield every text inside a message, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -371,5 +388,5 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _letters(text: str) -> str:
-    """Without white space, which templates trim."""
+    """Return text without white space, which templates trim."""
     return "".join(text.split())

@@ -1,4 +1,4 @@
-"""Prompt files: read, checked and tokenised before training, then taken by iteration."""
+"""Read, check and tokenise prompt files before training, then pick prompts by iteration."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,9 +7,10 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, islice
 from math import ceil
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from tether.algo.random import permutation
@@ -30,16 +31,16 @@ from tether.types import Prompts
 
 
 def as_fraction(weight: float) -> Fraction:
-    """The weight as it was written: 0.1 is a tenth, not the binary fraction next to it."""
+    """Return the weight as it was written: 0.1 is a tenth, not the binary fraction next to it."""
     return Fraction(str(weight))
 
 
 def file_at(position: int, weights: Sequence[Fraction]) -> tuple[int, int]:
-    """Whose turn it is at `position` of the stream, and how many turns that file had before.
+    """Return the file whose turn it is at `position` of the stream, and its number of turns before.
 
-    Of the first n prompts the first file has the ceiling of n times its share, and the others deal
-    the rest among themselves in the same way. So there is nothing to remember, and the counts are
-    exact wherever n times every share is whole.
+    Of the first n prompts the first file has the ceiling of n times its share, and the others
+    divide the rest among themselves in the same way. So there is no state, and the counts are exact
+    where n times every share is an integer.
     """
     rest = sum(weights, Fraction(0))
     for file, weight in enumerate(weights):
@@ -55,8 +56,8 @@ def file_at(position: int, weights: Sequence[Fraction]) -> tuple[int, int]:
 def first_rows(
     count: int, sizes: Sequence[int], weights: Sequence[Fraction]
 ) -> list[tuple[int, int]]:
-    """The first `count` rows without a repetition, as (file, row in it), by weight for as long as
-    every file has rows left."""
+    """Return the first `count` rows without repetition, as (file, row in it), by weight for as long
+    as every file has rows left."""
     due = [
         (row / weight, file, row)
         for file, (size, weight) in enumerate(zip(sizes, weights, strict=True))
@@ -65,9 +66,7 @@ def first_rows(
     return [(file, row) for _, file, row in sorted(due)[:count]]
 
 
-NUM_PROBED = (
-    32  # prompts of a batch on which both ways are compared before the fast one is believed
-)
+NUM_PROBED = 32  # prompts of a batch on which the fast way is compared with the slow one
 
 
 def encode_prompts(
@@ -76,10 +75,10 @@ def encode_prompts(
     """Return for each prompt its ids, or what is wrong with it."""
     found: dict[int, list[int]] = {}
     plain = _plain(tokenizer, prompts)
-    texts = _texts(tokenizer, [str(prompts[i]) for i in plain], system_prompt)
+    texts = _texts(tokenizer, list(plain.values()), system_prompt)
     if texts is not None:
-        # What the template left out of the text is for `render_prompt` to complain about.
-        whole = [(i, text) for i, text in zip(plain, texts, strict=True) if prompts[i] in text]
+        # `render_prompt` complains about a prompt that the template left out.
+        whole = [(i, t) for (i, p), t in zip(plain.items(), texts, strict=True) if p in t]
         ids = _encode(tokenizer, [text for _, text in whole])
         found = dict(zip((i for i, _ in whole), ids, strict=True))
         probed = list(found)[:NUM_PROBED]
@@ -102,19 +101,19 @@ def _one(
         return problem
 
 
-def _plain(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[int]:
-    """Numbers of the prompts that are text and spell no token that was added by hand."""
+def _plain(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> dict[int, str]:
+    """Return the prompts that are text and spell no added token, by number."""
     if not tokenizer.is_fast:
-        return []
+        return {}
     added = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values()]
     spelt = re.compile("|".join(added) or r"(?!)").search
-    return [i for i, p in enumerate(prompts) if isinstance(p, str) and spelt(p) is None]
+    return {i: p for i, p in enumerate(prompts) if isinstance(p, str) and spelt(p) is None}
 
 
 def _texts(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], system_prompt: str | None
 ) -> list[str] | None:
-    """What the model will read of each, or None where one of them is not to be had this way."""
+    """Return each prompt as the model will read it, or None where one cannot be rendered so."""
     if tokenizer.chat_template is None:
         return prompts if system_prompt is None else None
     before: list[dict[str, Any]] = []
@@ -125,11 +124,11 @@ def _texts(
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """A template writes its own special tokens; without one the tokenizer adds them."""
+    """Return ids. A template writes its own special tokens; without one the tokenizer adds them."""
     add = tokenizer.chat_template is None
-    # A call by the front door first: it sets padding and truncation aside.
-    tokenizer("", add_special_tokens=add)
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add)
+    tokenizer("", add_special_tokens=add)  # switches padding and truncation of the backend off
+    backend = cast(Tokenizer, tokenizer.backend_tokenizer)
+    encoded = backend.encode_batch_fast(texts, add_special_tokens=add)
     return [one.ids for one in encoded]
 
 
@@ -142,23 +141,23 @@ class PromptSet:
     """All prompts of one file, or of several that are mixed, in file order."""
 
     prompts: Prompts
-    sizes: list[int]  # how many of them each file has
-    weights: list[float]  # of each file
+    sizes: list[int]  # number of prompts per file
+    weights: list[float]  # per file
     broken: list[str] = field(default_factory=list)  # rows that were left out, and why
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def first(self, count: int) -> Prompts:
-        """From the top of the file; of several, by weight."""
+        """Return prompts from the top of the file; of several files, by weight."""
         starts = [0, *accumulate(self.sizes)]
         chosen = first_rows(count, self.sizes, [as_fraction(weight) for weight in self.weights])
         return self._pick(starts[file] + row for file, row in chosen)
 
     def for_iteration(self, iteration: int, count: int, seed: int, shuffle: bool) -> Prompts:
-        """The prompts of one iteration: a window on data passes laid end to end.
+        """Return the prompts of one iteration: a window on data passes laid end to end.
 
-        It is computed from the iteration alone, so there is no position to lose.
+        Computed from the iteration alone, so a resumed run has no position to restore.
         """
         starts = [0, *accumulate(self.sizes)]
         weights = [as_fraction(weight) for weight in self.weights]
@@ -179,7 +178,7 @@ class PromptSet:
 
 @lru_cache(maxsize=8)
 def _order(size: int, seed: int, file: int, data_pass: int) -> np.ndarray:
-    """The order of a file's rows in one data pass; kept, as iterations ask for the same again."""
+    """Return the order of a file's rows in one data pass; cached, as iterations share passes."""
     purpose = f"shuffle {file}" if file else "shuffle"
     return permutation(size, seed, purpose, data_pass).numpy()
 
@@ -195,16 +194,17 @@ def load_prompts(
     """Read and check every row. A broken one is refused with its file and line, or left out and
     named.
 
-    `columns` must be there besides the prompt; `context` is how many tokens a prompt may have for
-    the model's sake; `reading` is told every now and then how far it is.
+    Every row must have `columns` besides the prompt. `context` is the number of tokens that the
+    model's positions leave for a prompt. `reading` is called with the progress.
     """
     files = [DataFile(path=files)] if isinstance(files, str) else files
+    check = _RowCheck(data, tokenizer, columns, context)
     found, sizes, broken = Prompts([], [], [], [], [], []), [], []
     for file in files:
         before, problems, read = len(found), [], 0
         rows = read_file(file.path)
         while batch := list(islice(rows, ROWS_PER_BATCH)):
-            for place, problem in _add(found, batch, file.path, data, tokenizer, columns, context):
+            for place, problem in check.add(found, batch, file.path):
                 where = f"{place}: {problem}"
                 if data.on_bad_row == "refuse":
                     raise UserError(where)
@@ -213,49 +213,53 @@ def load_prompts(
             if reading is not None:
                 reading(file.path, read)
         if len(found) == before:
-            first = f" that can be used; {problems[0]}" if problems else "; write one a line."
+            first = f" that can be used; {problems[0]}" if problems else "; write one per line."
             raise UserError(f"{file.path} has no rows{first}")
         sizes.append(len(found) - before)
         broken += problems
     return PromptSet(found, sizes, [file.weight for file in files], broken)
 
 
-def _add(
-    found: Prompts,
-    batch: list[FileRow],
-    path: str,
-    data: DataSection,
-    tokenizer: PreTrainedTokenizerBase,
-    wanted: Sequence[str],
-    context: int | None,
-) -> Iterator[tuple[str, Exception]]:
-    """Add the good rows of a batch; yield the place of each broken one and what is wrong there."""
-    shaped = [_shaped(row, path, data) for row in batch]
-    prompts = [prompt for prompt in shaped if not isinstance(prompt, BadRow)]
-    encoded = iter(encode_prompts(tokenizer, prompts, data.system_prompt))
-    for row, prompt in zip(batch, shaped, strict=True):
-        try:
-            if isinstance(prompt, BadRow):
-                raise prompt
-            ids = next(encoded)
-            if isinstance(ids, UserError):  # a template may refuse a single row
-                raise ids
-            _check_length(len(ids), data.max_prompt_tokens, context)
-            columns = reward_columns(row.columns, data.prompt_column, data.columns)
-            require_columns(wanted, columns)
-        except (BadRow, UserError) as problem:
-            yield row.place, problem
-            continue
-        found.texts.append(prompt_text(prompt))
-        found.ids.append(ids)
-        found.columns.append(columns)
-        found.positions.append(row.position)
-        found.files.append(path)
-        found.messages.append(None if isinstance(prompt, str) else prompt)
+@dataclass(frozen=True)
+class _RowCheck:
+    """What every row must fulfil."""
+
+    data: DataSection
+    tokenizer: PreTrainedTokenizerBase
+    required: Sequence[str]  # columns
+    context: int | None
+
+    def add(
+        self, found: Prompts, batch: list[FileRow], path: str
+    ) -> Iterator[tuple[str, Exception]]:
+        """Add the good rows of a batch; yield place and problem of each broken one."""
+        data = self.data
+        parsed = [_parse(row, path, data) for row in batch]
+        prompts = [prompt for prompt in parsed if not isinstance(prompt, BadRow)]
+        encoded = iter(encode_prompts(self.tokenizer, prompts, data.system_prompt))
+        for row, prompt in zip(batch, parsed, strict=True):
+            try:
+                if isinstance(prompt, BadRow):
+                    raise prompt
+                ids = next(encoded)
+                if isinstance(ids, UserError):  # a template may refuse a single row
+                    raise ids
+                _check_length(len(ids), data.max_prompt_tokens, self.context)
+                columns = reward_columns(row.columns, data.prompt_column, data.columns)
+                require_columns(self.required, columns)
+            except (BadRow, UserError) as problem:
+                yield row.place, problem
+                continue
+            found.texts.append(prompt_text(prompt))
+            found.ids.append(ids)
+            found.columns.append(columns)
+            found.positions.append(row.position)
+            found.files.append(path)
+            found.messages.append(None if isinstance(prompt, str) else prompt)
 
 
-def _shaped(row: FileRow, path: str, data: DataSection) -> Prompt | BadRow:
-    """The prompt of a row, or what is wrong with it."""
+def _parse(row: FileRow, path: str, data: DataSection) -> Prompt | BadRow:
+    """Return the prompt of a row, or what is wrong with it."""
     if row.problem is not None:
         return row.problem
     if data.prompt_column not in row.columns and path.lower().endswith(".csv"):

@@ -19,8 +19,7 @@ from tether.models.locate import find_model
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.result import Controls, first_controls
 from tether.ppo.roles import Roles
-from tether.rewards.functions import Reward
-from tether.rewards.parts import columns_wanted
+from tether.rewards.functions import Reward, columns_for_reward
 from tether.rollout.sampler import Draw, Episode, Greedy, Sampler
 from tether.run.checkpoint_store import latest_checkpoint
 from tether.run.directory import CONFIG, is_run
@@ -40,7 +39,7 @@ def find_columns(
 ) -> Columns:
     """What is typed is enough if the reward wants no more; else the prompt's row in a data file
     is looked up, and a sum is worked out."""
-    wanted = columns_wanted(config.reward, reward)
+    wanted = columns_for_reward(config.reward, reward)
     if typed and set(wanted) <= set(typed):
         return Columns(dict(typed), "typed")
     found = _in_files(prompt, config) or _worked_out(prompt, config) or Columns({}, "")

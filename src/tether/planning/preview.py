@@ -17,9 +17,8 @@ from tether.planning.machine import free_bytes, this_machine
 from tether.planning.plan import Plan, check_layers_divide, make_plan
 from tether.planning.workload import Networks, outline_networks
 from tether.ppo.roles import build_roles, build_scorer, room_for_prompts
-from tether.ppo.scoring import ROWS, Trial, try_reward
-from tether.rewards.functions import Reward
-from tether.rewards.parts import columns_wanted, learned_model
+from tether.ppo.scoring import NUM_TRIED, Trial, try_reward
+from tether.rewards.functions import Reward, columns_for_reward, learned_model
 from tether.support.units import byte_text
 
 
@@ -35,7 +34,7 @@ def _preview(config: Config, reward: Reward | None, reading: OnProgress | None) 
     if reason is None:
         roles = build_roles(config, reward, reading)
         try:
-            tried = try_reward(roles.reward, roles.train_prompts.first(ROWS), config)
+            tried = try_reward(roles.reward, roles.train_prompts.first(NUM_TRIED), config)
         finally:
             roles.reward.close()
         return replace(make_plan(config, roles), tried=tuple(tried))
@@ -52,7 +51,7 @@ def _plan_shapes(
     reading: OnProgress | None,
 ) -> Plan:
     """Plan without weights; the prompts are read if there is a tokenizer for them."""
-    settings, columns = config.model, columns_wanted(config.reward, reward)
+    settings, columns = config.model, columns_for_reward(config.reward, reward)
     room = room_for_prompts(config, networks.actor.config)
     if not has_tokenizer(settings.actor, settings.hub):
         longest = min(config.data.max_prompt_tokens, room or config.data.max_prompt_tokens)
@@ -72,7 +71,7 @@ def _plan_shapes(
     if learned_model(config.reward) is None or reward is not None:
         scorer = build_scorer(config, reward, train_prompts, torch.device("cpu"))
         try:
-            tried = try_reward(scorer, train_prompts.first(ROWS), config)
+            tried = try_reward(scorer, train_prompts.first(NUM_TRIED), config)
         finally:
             scorer.close()
     return Plan(

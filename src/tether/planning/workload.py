@@ -23,7 +23,7 @@ from tether.models.lora import insert_adapter
 from tether.models.token_log_probs import max_cached_cells
 from tether.models.weights import trainable_parameters
 from tether.planning.dry_run import Batch
-from tether.rewards.parts import learned_model
+from tether.rewards.functions import learned_model
 
 
 @dataclass(frozen=True)

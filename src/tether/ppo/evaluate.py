@@ -1,4 +1,4 @@
-"""How good is the policy on prompts it was not trained on? Greedy and sampled, with intervals."""
+"""Evaluate a policy on held-out prompts: greedy and sampled scores, with intervals."""
 
 import math
 from collections.abc import Mapping
@@ -15,12 +15,11 @@ from tether.models.vocabulary import Vocabulary, load_vocabulary_without_model
 from tether.ppo.result import call_events, calls_made, refuse_failing_tools
 from tether.ppo.roles import Roles, build_scorer, pick_device
 from tether.ppo.scoring import ScoringContext, response_texts, score_record, score_responses
-from tether.rewards.functions import Reward
-from tether.rewards.parts import columns_wanted
+from tether.rewards.functions import Reward, columns_for_reward
 from tether.rewards.scorers import Scorer
 from tether.rollout.engine import EngineSampler
 from tether.rollout.openai import OpenAIEngine
-from tether.rollout.sampler import Draw, Episodes, Greedy
+from tether.rollout.sampler import Draw, Episodes, Greedy, Sampler
 from tether.rollout.tools.build import build_episode_source
 from tether.run.directory import EVALS
 from tether.run.metrics import Event
@@ -42,11 +41,12 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
+        """Whether the interval has bounds: one score that is not 0 or 1 has none."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Estimate":
-        """Read one back. JSON has no infinity: an interval without bounds was written as null."""
+        """Return the estimate of a line. Infinite bounds are null there: JSON has no infinity."""
         unbounded = {"low": -math.inf, "high": math.inf}
         bounds = {name: record[name] for name in unbounded if record[name] is not None}
         found = cls(**{**record, **unbounded, **bounds})
@@ -55,32 +55,35 @@ class Estimate:
         return found
 
     def apart_from(self, other: "Estimate") -> bool:
+        """Return whether the two intervals do not overlap."""
         return self.low > other.high or other.low > self.high
 
 
 @dataclass(frozen=True)
 class Evaluation:
+    """Greedy and sampled scores after so many iterations."""
+
     iteration: int
     greedy: Estimate
     sampled: Estimate
     kl: float | None  # mean KL to the reference of a sampled response, in nats
     calls: float | None = None  # of tools that a sampled response made; None without tools
-    # What was said, one object per prompt; nothing in an evaluation that was read back.
+    # One object per prompt with both responses; empty in an evaluation read from a file.
     responses: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:
-        """The line of evals.jsonl; the responses go into a file of their own."""
+        """Return the line of evals.jsonl; the responses go into a file of their own."""
         return asdict(replace(self, responses=[]), dict_factory=_without_responses)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":
-        """Back from a line of evals.jsonl."""
+        """Return the evaluation of a line of evals.jsonl."""
         greedy, sampled = (Estimate.from_record(record[name]) for name in ("greedy", "sampled"))
         return cls(record["iteration"], greedy, sampled, record["kl"], record.get("calls"))
 
 
 def read_evaluations(run: Path) -> list[Evaluation]:
-    """Those that a run has made so far."""
+    """Return the evaluations that a run has made so far."""
     found = []
     for number, record in enumerate(read_lines(run / EVALS), start=1):
         try:
@@ -96,58 +99,76 @@ def read_evaluations(run: Path) -> list[Evaluation]:
 def evaluate(
     iteration: int, prompts: Prompts, roles: Roles, config: Config
 ) -> tuple[Evaluation, list[Event]]:
-    """One greedy and one sampled response a prompt; the draws are the same at every evaluation."""
+    """Score one greedy and one sampled response per prompt.
+
+    The random draws are the same at every evaluation. Returns the evaluation and an event for
+    each response or tool call that failed.
+    """
     roles.sampler.sync(roles.actor.model, iteration)
-    greedy = roles.sampler.run(roles.episodes(prompts), Greedy())
-    sampled = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "evaluate", 0))
+    responses = sample_responses(prompts, roles.sampler, roles.episodes, config)
+    sampled = responses.sampled
     sequences, mask = join(sampled), sampled.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     kl = k1(old_log_probs, ref_log_probs, mask)
     mean_kl = float(kl.sum() / len(prompts)) if config.kl.needs_reference else None
-    return judge(iteration, prompts, greedy, sampled, mean_kl, roles, config)
+    evaluation, events = score_evaluation(responses, roles, config, iteration)
+    return replace(evaluation, kl=mean_kl), events
 
 
-def judge(
-    iteration: int,
-    prompts: Prompts,
-    greedy: Rollout,
-    sampled: Rollout,
-    kl: float | None,
-    judges: ScoringContext,
-    config: Config,
+@dataclass(frozen=True)
+class EvaluationResponses:
+    """A greedy and a sampled response to each prompt."""
+
+    prompts: Prompts
+    greedy: Rollout
+    sampled: Rollout
+
+
+def sample_responses(
+    prompts: Prompts, sampler: Sampler, episodes: Episodes, config: Config
+) -> EvaluationResponses:
+    """Sample a greedy and a random response to each prompt."""
+    greedy = sampler.run(episodes(prompts), Greedy())
+    sampled = sampler.run(episodes(prompts), Draw(config.seed, "evaluate", 0))
+    return EvaluationResponses(prompts, greedy, sampled)
+
+
+def score_evaluation(
+    responses: EvaluationResponses, context: ScoringContext, config: Config, iteration: int = 0
 ) -> tuple[Evaluation, list[Event]]:
-    """The scores of both kinds of responses, and what went wrong on the way to them."""
+    """Score both kinds of responses; return also an event for each failure."""
+    prompts, greedy, sampled = responses.prompts, responses.greedy, responses.sampled
     for rollout in (greedy, sampled):
         refuse_failing_tools(rollout, config)
-    greedy_scores, greedy_events = score_responses(prompts, greedy, judges, config)
-    sampled_scores, sampled_events = score_responses(prompts, sampled, judges, config)
+    greedy_scores, greedy_events = score_responses(prompts, greedy, context, config)
+    sampled_scores, sampled_events = score_responses(prompts, sampled, context, config)
     evaluation = Evaluation(
         iteration=iteration,
         greedy=estimate(greedy_scores),
         sampled=estimate(sampled_scores),
-        kl=kl,
+        kl=None,
         calls=calls_made(sampled) / len(prompts) if config.rollout.is_multi_turn else None,
-        responses=_responses(
+        responses=_response_records(
             iteration,
             prompts,
             {"greedy": (greedy, greedy_scores), "sampled": (sampled, sampled_scores)},
-            judges,
+            context,
         ),
     )
     failed = [*call_events(greedy), *call_events(sampled)]
     return evaluation, [*failed, *greedy_events, *sampled_events]
 
 
-def _responses(
+def _response_records(
     iteration: int,
     prompts: Prompts,
-    said: Mapping[str, tuple[Rollout, Scores]],
-    judges: ScoringContext,
+    scored: Mapping[str, tuple[Rollout, Scores]],
+    context: ScoringContext,
 ) -> list[dict[str, Any]]:
     """Return one object per held-out prompt: the response of each kind, and its score."""
     texts = {
-        kind: response_texts(rollout, judges.vocabulary) for kind, (rollout, _) in said.items()
+        kind: response_texts(rollout, context.vocabulary) for kind, (rollout, _) in scored.items()
     }
     return [
         {
@@ -162,7 +183,7 @@ def _responses(
                     "finish_reason": rollout.finish_reasons[row],
                     **score_record(scores, row),
                 }
-                for kind, (rollout, scores) in said.items()
+                for kind, (rollout, scores) in scored.items()
             },
         }
         for row in range(len(prompts))
@@ -174,7 +195,7 @@ def _without_responses(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def estimate(scores: Scores) -> Estimate:
-    """Wilson's interval for scores of 0 and 1, the normal one for others."""
+    """Return the mean score: with Wilson's interval for scores of 0 and 1, else a normal one."""
     values = scores.values[scores.scored].double()
     count = len(values)
     if count == 0:
@@ -190,7 +211,8 @@ def estimate(scores: Scores) -> Estimate:
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share; unlike the normal one it stays inside 0 and 1."""
+    """Return Wilson's score interval of a share (Wilson 1927); unlike the normal interval it stays
+    inside 0 and 1."""
     scale = 1 + Z95**2 / count
     centre = share + Z95**2 / (2 * count)
     half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2))
@@ -199,7 +221,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class EndpointEvaluation:
-    """What it takes to ask a model and to score its answers."""
+    """What it takes to sample from an endpoint and to score its responses."""
 
     vocabulary: Vocabulary
     prompts: PromptSet
@@ -208,11 +230,11 @@ class EndpointEvaluation:
 
 
 def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> EndpointEvaluation:
-    """Held-out prompts in the words of `model.actor`'s tokenizer; its weights are not read."""
+    """Load the held-out prompts and the reward. Of `model.actor` only the tokenizer is read."""
     if config.data.heldout is None:
         raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
     vocabulary = load_vocabulary_without_model(config.model.actor, config.model.hub)
-    columns = columns_wanted(config.reward, reward)
+    columns = columns_for_reward(config.reward, reward)
     prompts = load_prompts(config.data.heldout, config.data, vocabulary.tokenizer, columns, None)
     scorer = build_scorer(config, reward, prompts, pick_device(config.device))
     return EndpointEvaluation(
@@ -223,11 +245,10 @@ def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> E
 def evaluate_endpoint(
     endpoint: OpenAIEngine, here: EndpointEvaluation, config: Config
 ) -> Evaluation:
-    """One greedy and one sampled response a prompt, as `evaluate` does with the actor."""
+    """Score one greedy and one sampled response per prompt, as `evaluate` does for the actor."""
     rollout, prompts = config.rollout, here.prompts.first(config.train.eval_prompts)
     limits = rollout.max_response_tokens, rollout.temperature
     sampler = EngineSampler(endpoint, here.vocabulary.eos_ids, *limits)
-    greedy = sampler.run(here.episodes(prompts), Greedy())
-    sampled = sampler.run(here.episodes(prompts), Draw(config.seed, "evaluate", 0))
-    evaluation, _ = judge(0, prompts, greedy, sampled, None, here, config)
+    responses = sample_responses(prompts, sampler, here.episodes, config)
+    evaluation, _ = score_evaluation(responses, here, config)
     return evaluation

@@ -32,9 +32,8 @@ from tether.models.reward_model import load_head_weight, load_reward_model
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
-from tether.rewards.functions import Reward
+from tether.rewards.functions import Reward, columns_for_reward, learned_model, parts_of
 from tether.rewards.learned import LearnedScorer, measure_scale
-from tether.rewards.parts import columns_wanted, learned_model, parts_of
 from tether.rewards.scorers import ChildScorer, InProcessScorer, Scale, Scorer
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
@@ -68,7 +67,7 @@ def build_roles(
 ) -> Roles:
     """Load and check everything that a run needs, without training."""
     device = pick_device(config.device)
-    columns = columns_wanted(config.reward, reward)
+    columns = columns_for_reward(config.reward, reward)
 
     rollout = config.rollout
     model = load_causal_lm(config.model.actor, config.model.dtype, device, config.model.hub)

@@ -1,6 +1,6 @@
-"""Scores of a rollout: responses as text to the reward, numbers back, failures named."""
+"""Score a rollout: responses go to the reward as text, numbers come back, failures are named."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
@@ -24,20 +24,30 @@ QUOTED = 100  # characters of a prompt or a response that an event quotes
 
 @runtime_checkable
 class ScoringContext(Protocol):
-    """Who it takes to score a response: a reader and a reward."""
+    """What it takes to score a response. `Roles` is one."""
 
-    vocabulary: Vocabulary
-    reward: Scorer
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What decodes a response."""
+        ...
+
+    @property
+    def reward(self) -> Scorer:
+        """What scores its text."""
+        ...
 
 
 def response_texts(rollout: Rollout, vocabulary: Vocabulary) -> list[str]:
+    """Return the text of every response, tool output included."""
     ids, lengths = rollout.response_ids.tolist(), rollout.response_lengths.tolist()
     return [vocabulary.decode(row[:length]) for row, length in zip(ids, lengths, strict=True)]
 
 
 def row_turns(rollout: Rollout, row: int, vocabulary: Vocabulary) -> list[tuple[bool, str]]:
-    """A response in turns: whether the policy wrote it, and its text. The mask tells them apart,
-    whatever tags may stand in either."""
+    """Return one response in turns: whether the policy wrote it, and its text.
+
+    The mask tells turns apart, and not the tags in them, which either side may write.
+    """
     length = int(rollout.response_lengths[row])
     ids, mask = (x[row, :length].tolist() for x in (rollout.response_ids, rollout.response_mask))
     spans = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
@@ -51,7 +61,7 @@ def reward_row(
     finish_reason: FinishReason,
     turns: Sequence[tuple[bool, str]],
 ) -> dict[str, Any]:
-    """A row as the reward gets it."""
+    """Return a row as the reward gets it: the data's columns, the prompt and the response."""
     return {
         **prompts.columns[row],
         "prompt": prompts.messages[row] or prompts.texts[row],
@@ -63,21 +73,22 @@ def reward_row(
 
 
 def _quoted(prompt: str, response: str) -> str:
-    """The row's text, as much of it as finds room in a sentence."""
+    """Return the row's text, shortened to fit into a sentence."""
     return f"prompt {shortened(prompt)!r}, response {shortened(response)!r}"
 
 
 def shortened(text: str) -> str:
+    """Return at most `QUOTED` characters of a text."""
     return text if len(text) <= QUOTED else f"{text[:QUOTED]} …"
 
 
 def score_rollout(
     prompts: Prompts, rollout: Rollout, roles: Roles, config: Config
 ) -> tuple[Scores, list[Event]]:
-    """The scores that rows are trained on, and an event for each row that has to leave.
+    """Return the scores that rows are trained on, and an event for each row that is dropped.
 
-    Under `bootstrap` a truncated response is not shown to the reward: the critic's value stands
-    for what it would have earned, and a score beside it would count twice.
+    Under `bootstrap` a truncated response is not scored: the critic's value stands for what it
+    would have earned, and a score would count that twice.
     """
     bootstrapped = rollout.truncated & (config.advantage.truncation == "bootstrap")
     scores, events = score_responses(prompts, rollout, roles, config, skip=bootstrapped)
@@ -94,16 +105,20 @@ def score_rollout(
 def score_responses(
     prompts: Prompts,
     rollout: Rollout,
-    judges: ScoringContext,
+    context: ScoringContext,
     config: Config,
     skip: Bool[Tensor, " rows"] | None = None,
 ) -> tuple[Scores, list[Event]]:
-    """One score a row; a row that could not be scored is unusable and named in an event."""
+    """Return one score per row; a row that could not be scored is unusable and has an event.
+
+    Rows that `skip` (rows) marks are not scored, and stay usable. Raises `RunStopped` where more
+    than `reward.max_failed_share` of the rows fail.
+    """
     skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
     asked = [row for row in range(len(prompts)) if row not in skipped]
-    texts = response_texts(rollout, judges.vocabulary)
-    turns = [row_turns(rollout, row, judges.vocabulary) for row in range(len(prompts))]
-    verdicts = judges.reward.score(
+    texts = response_texts(rollout, context.vocabulary)
+    turns = [row_turns(rollout, row, context.vocabulary) for row in range(len(prompts))]
+    verdicts = context.reward.score(
         [
             reward_row(prompts, row, texts[row], rollout.finish_reasons[row], turns[row])
             for row in asked
@@ -140,7 +155,7 @@ def score_responses(
 
 
 def score_record(scores: Scores, row: int) -> dict[str, Any]:
-    """A row's score as the run's files keep it: null where there is none."""
+    """Return a row's score as the run's files hold it: null where there is none."""
     extras = {"score_extras": scores.extras[row]} if row in scores.extras else {}
     if not scores.scored[row]:
         return {"score": None, "score_parts": {}, **extras}
@@ -150,13 +165,14 @@ def score_record(scores: Scores, row: int) -> dict[str, Any]:
 
 
 def rows_without_group(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
-    """Usable rows whose group has no other one: there is nothing to compare them with."""
+    """Mark usable rows (rows) whose group of `samples` has no other usable row to compare with."""
     counts = usable.view(-1, samples).sum(dim=1).repeat_interleave(samples)
     return usable & (counts < 2)
 
 
 def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor, " rows"]:
-    """Return the score of the greedy response to each row's prompt, 0 where no estimator needs it.
+    """Return the score of the greedy response to each row's prompt (rows): ReMax's baseline
+    (Li et al., arXiv 2310.10505). It is 0 where the estimator does not need it.
 
     A greedy response that cannot be scored is a baseline of 0, which is unbiased too.
     """
@@ -169,32 +185,35 @@ def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor
     return scores.values.repeat_interleave(samples)
 
 
-ROWS = 3
+NUM_TRIED = 3  # prompts that a reward is tried on before training
 ANSWERS = ("answer", "ground_truth", "solution", "target")  # columns that often hold one
-NO_ANSWER = "Hello."
+MADE_UP = "Hello."
 
 
 @dataclass(frozen=True)
 class Trial:
+    """What the reward said of one response before training."""
+
     where: str
     response: str
     verdict: Verdict
 
     @property
     def result(self) -> str:
+        """The score as text."""
         return "no score" if self.verdict.score is None else f"{self.verdict.score:g}"
 
     @property
     def why(self) -> str:
         """The response that was scored, and what went wrong."""
         problem = "" if self.verdict.problem is None else f": {self.verdict.problem}"
-        made_up = "made-up " if self.response == NO_ANSWER else ""
+        made_up = "made-up " if self.response == MADE_UP else ""
         return f"for the {made_up}response {shortened(self.response)!r}{problem}"
 
 
 def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
-    """Return what the reward says to a few prompts; nothing of a reward model, which has no code
-    of a user's in it."""
+    """Return what the reward says to a few prompts; nothing for a reward model, which runs no code
+    of the user's."""
     if scorer.networks():
         return []
     responses = [_response(columns) for columns in prompts.columns]
@@ -216,7 +235,8 @@ def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
     return [Trial(*found) for found in zip(places, responses, verdicts, strict=True)]
 
 
-def _response(columns: dict) -> str:
+def _response(columns: Mapping[str, Any]) -> str:
+    """Return the row's right answer, if some column holds one, or else a made-up response."""
     for name in ANSWERS:
         answer = columns.get(name)
         if isinstance(answer, dict):
@@ -225,4 +245,4 @@ def _response(columns: dict) -> str:
             answer = answer[0]
         if isinstance(answer, str | int | float):
             return str(answer)
-    return NO_ANSWER
+    return MADE_UP

@@ -1,7 +1,7 @@
 """A frozen reward model as the reward: scores at the last token, under its own chat template.
 
-Scores are measured against the reference's responses: 0 is as good as the reference on average,
-1 is one standard deviation better. So a beta means the same whatever scale a reward model has.
+Scores are relative to the reference's responses: 0 is as good as the reference on average, 1 is one
+standard deviation better. So a beta means the same for reward models of any scale.
 """
 
 import math
@@ -14,37 +14,38 @@ from tether.data.files import BadRow
 from tether.errors import UserError
 from tether.models.forward import Network
 from tether.models.reward_model import RewardModel
-from tether.rewards.scorers import Scale, Scorer, Verdict
+from tether.rewards.scorers import Row, Scale, Scorer, Verdict
 
 
 def measure_scale(raw: Sequence[float]) -> Scale:
-    """Of the reference's responses; the deviation is 0 where they all score alike."""
+    """Return the scale of the reference's raw scores; its std is 0 where they are all equal."""
     mean = math.fsum(raw) / max(1, len(raw))
     variance = math.fsum((score - mean) ** 2 for score in raw) / max(1, len(raw) - 1)
     return Scale(mean, math.sqrt(variance))
 
 
 class LearnedScorer(Scorer):
-    """In this process: the model is ours to run, and there is no code of a stranger in it."""
+    """Score rows by a reward model, in this process: no code of the user's runs."""
 
     def __init__(self, reward: RewardModel, system_prompt: str | None, scale: Scale) -> None:
         self.reward = reward
         self.system_prompt = system_prompt
         self.scale = scale
 
-    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+    def score(self, rows: Sequence[Row]) -> list[Verdict]:
+        """Return one verdict per row, relative to the reference."""
         if self.scale.std == 0:
             raise UserError(
                 "The reward model gives all responses of the reference the same score, so there "
                 "is nothing to learn from; check reward.kind."
             )
         return [
-            Verdict(self.scale(raw)) if isinstance(raw, float) else Verdict(None, raw)
+            Verdict(None, raw) if isinstance(raw, str) else Verdict(self.scale(raw))
             for raw in self.raw_scores(rows)
         ]
 
-    def raw_scores(self, rows: Sequence[Mapping[str, Any]]) -> list[float | str]:
-        """As the model gives them, or why it gives none."""
+    def raw_scores(self, rows: Sequence[Row]) -> list[float | str]:
+        """Return per row the model's own score, or why there is none."""
         dialogues = [self._ids(row) for row in rows]
         limit = self.reward.max_tokens
         short = [i for i, ids in enumerate(dialogues) if limit is None or len(ids) <= limit]
@@ -73,7 +74,7 @@ class LearnedScorer(Scorer):
         """Take the scale from a checkpoint's state."""
         self.scale = Scale(**state["reward_scale"])
 
-    def _ids(self, row: Mapping[str, Any]) -> list[int]:
+    def _ids(self, row: Row) -> list[int]:
         try:
             return encode_whole_dialogue(
                 self.reward.tokenizer,

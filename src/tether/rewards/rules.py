@@ -1,4 +1,4 @@
-"""Rewards that ship: plain functions, chosen by name in `reward.kind`, with constants from
+"""The rewards that ship: plain functions, chosen by name in `reward.kind`, with constants from
 `reward.arguments`. Imports no torch."""
 
 import logging
@@ -27,7 +27,7 @@ def several(answers: Answers) -> list[Answer]:
 
 
 def spellings(answers: Answers) -> set[str]:
-    """Return every text that is one of the answers: the number 2.0 is written 2.0 or 2."""
+    """Return every text that is one of the answers; the number 2.0 may be written 2.0 or 2."""
     found = set()
     for one in several(answers):
         found.add(str(one))
@@ -47,15 +47,15 @@ GroundTruth = Answers | Mapping[str, Answers]  # Search-R1 nests it: {"target": 
 
 
 def search_answer(policy_turns: Sequence[str], ground_truth: GroundTruth) -> float:
-    """1 if the policy's last `<answer>` is the target, or one of several, but for case, ASCII
-    punctuation, articles and white space; else 0."""
+    """Return 1 if the policy's last `<answer>` is the target, or one of several, ignoring case,
+    ASCII punctuation, articles and white space; else 0."""
     given = last_answer(policy_turns)
     return float(given is not None and plain(given) in {plain(t) for t in targets(ground_truth)})
 
 
 def search_format(policy_turns: Sequence[str]) -> float:
-    """1 if the policy wrote exactly one `<answer>…</answer>`, and nothing but white space after
-    it; else 0."""
+    """Return 1 if the policy wrote exactly one `<answer>…</answer>` and only white space after it;
+    else 0."""
     whole = "".join(policy_turns)
     marks = whole.count("<answer>") == whole.count("</answer>") == 1
     closed = last_answer(policy_turns) is not None
@@ -63,20 +63,20 @@ def search_format(policy_turns: Sequence[str]) -> float:
 
 
 def search_retrieval(observations: Sequence[str], ground_truth: GroundTruth) -> float:
-    """1 if a target stands in what the tools told the policy, compared as `search_answer` does;
-    else 0."""
+    """Return 1 if the tools' output contains a target, compared as `search_answer` does; else 0."""
     told = f" {plain(TAGS.sub(' ', ' '.join(observations)))} "
     wanted = [plain(target) for target in targets(ground_truth)]
-    return float(any(_stands_in(target, told) for target in wanted if target))
+    return float(any(_contains(told, target) for target in wanted if target))
 
 
 def last_answer(policy_turns: Sequence[str]) -> str | None:
-    """No tag spans two turns: each is read by itself."""
+    """Return the last answer in any turn. Turns are searched one by one: no tag spans two."""
     found = [answer for turn in policy_turns for answer in ANSWERS.findall(turn)]
     return found[-1] if found else None
 
 
 def targets(ground_truth: GroundTruth) -> list[str]:
+    """Return every text that is right."""
     if isinstance(ground_truth, Mapping):
         if "target" not in ground_truth:
             raise ValueError(f"the ground truth has no target, only {', '.join(ground_truth)}")
@@ -85,15 +85,17 @@ def targets(ground_truth: GroundTruth) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Lower case, no ASCII punctuation, no articles, single spaces, in this order. Of an answer
-    that is nothing else, such as the letter A, the text itself: no answer is not a right one."""
+    """Return text in lower case, without ASCII punctuation and articles, with single spaces, in
+    this order. An answer of nothing else, such as the letter A, stays as it is: otherwise no answer
+    would be a right one."""
     kept = ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION))
     return " ".join(kept.split()) or text.strip().lower()
 
 
-def _stands_in(target: str, told: str) -> bool:
-    """Whole words of a script that has them, and characters of one that has not."""
-    return f" {target} " in told if target.isascii() else target in told
+def _contains(text: str, target: str) -> bool:
+    """Return whether the target is in the text: as whole words in a script with spaces between
+    words, as characters in one without."""
+    return f" {target} " in text if target.isascii() else target in text
 
 
 # A minus is a sign unless something stands before it that it could be taken from, as in 7-3.
@@ -102,20 +104,19 @@ NUMBER = re.compile(SIGN + r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?
 
 
 def exact_answer(response: str, answer: Answers, finished: bool) -> float:
-    """1 for exactly the answer, or one of a list of answers, ended by the model itself; else 0."""
+    """Return 1 for exactly the answer, or one of a list, ended by the model itself; else 0."""
     return float(finished and response in spellings(answer))
 
 
 def exact_match(response: str, answer: Answers) -> float:
-    """1 if the response is the answer, or one of a list of answers, but for case, white space, a
-    full stop at the end, and full-width forms; else 0."""
+    """Return 1 if the response is the answer, or one of a list, ignoring case, white space, a full
+    stop at the end, and full-width forms; else 0."""
     return float(_normalised(response) in {_normalised(one) for one in spellings(answer)})
 
 
 def number_match(response: str, answer: Answers, tolerance: int | float = 0) -> float:
-    """1 if the last number in the response is the last number in the answer, or in one of a list
-    of answers, within `tolerance`; else 0. Thousands may be set off by commas: 1,234.50 is
-    1234.5."""
+    """Return 1 if the last number in the response is the last number in the answer, or in one of a
+    list, within `tolerance`; else 0. Thousands may be set off by commas: 1,234.50 is 1234.5."""
     found = [last_number(str(one)) for one in several(answer)]
     right, given = [number for number in found if number is not None], last_number(response)
     if not right:
@@ -126,28 +127,29 @@ def number_match(response: str, answer: Answers, tolerance: int | float = 0) -> 
 
 
 def math_verify(response: str, answer: Answers) -> float:
-    """1 if the response's final expression equals the answer, or one of a list of answers, as
+    """Return 1 if the response's final expression equals the answer, or one of a list, as
     mathematics (library math-verify: LaTeX, fractions, sets, `\\boxed{}`); else 0."""
-    from math_verify import parse, verify
+    import math_verify
 
-    # Its own clock is off, as it would turn a slow row into a wrong one without a word;
-    # reward.timeout_seconds names the row.
-    read = [parse(_as_mathematics(one), parsing_timeout=None) for one in several(answer)]
-    right = [one for one in read if one]
+    # Its own time limits are off, as they would silently turn a slow row into a wrong one;
+    # reward.timeout_seconds names the row. (None switches them off, though typed as int.)
+    untimed: dict[str, Any] = {"parsing_timeout": None}
+    parsed = [math_verify.parse(_as_mathematics(one), **untimed) for one in several(answer)]
+    right = [one for one in parsed if one]
     if not right:
-        raise ValueError(f"the answer {str(answer)[:60]!r} is no mathematics")
-    given = parse(response, parsing_timeout=None)
-    return float(any(verify(one, given, timeout_seconds=None) for one in right))
+        raise ValueError(f"the answer {str(answer)[:60]!r} is not mathematics")
+    given = math_verify.parse(response, **untimed)
+    return float(any(math_verify.verify(one, given, timeout_seconds=None) for one in right))
 
 
 def regex(response: str, pattern: str) -> float:
-    """1 if the regular expression `pattern` is found in the response; else 0."""
+    """Return 1 if the regular expression `pattern` is found in the response; else 0."""
     return float(re.search(pattern, response) is not None)
 
 
 def length(response: str, at_most: int | float, at_least: int | float = 0) -> float:
-    """1 if the response has `at_least` to `at_most` characters; outside, the shorter of the two
-    lengths divided by the longer."""
+    """Return 1 if the response has `at_least` to `at_most` characters; outside, the shorter of the
+    two lengths divided by the longer."""
     size = len(response)
     if size < at_least:
         return size / at_least
@@ -157,11 +159,13 @@ def length(response: str, at_most: int | float, at_least: int | float = 0) -> fl
 def follows_format(
     response: str, tags: Sequence[str] | None = None, pattern: str | None = None
 ) -> float:
-    """1 if the whole response is the `tags` in this order, each once and closed, with nothing but
-    white space between them: `<think>…</think> <answer>…</answer>`. Or if the whole of it matches
-    `pattern`. Else 0."""
+    """Return 1 if the whole response is the `tags` in this order, each once and closed, with only
+    white space between them: `<think>…</think> <answer>…</answer>`. With `pattern`, return 1 if the
+    whole response matches it. Else 0."""
     if pattern is not None:
         return float(re.fullmatch(pattern, response, re.DOTALL) is not None)
+    if tags is None:
+        raise ValueError("the rule format needs tags or a pattern")
     blocks = [f"<{re.escape(tag)}>.*?</{re.escape(tag)}>" for tag in tags]
     whole = re.fullmatch(r"\s*".join(["", *blocks, ""]), response, re.DOTALL)
     marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
@@ -183,11 +187,11 @@ RULES: dict[str, Callable[..., float]] = {
 
 
 def check_constants(kind: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse, before training, constants that a rule would stumble over on every row."""
+    """Refuse, before training, constants that would make a rule fail on every row."""
     if kind == "format" and ("tags" in arguments) == ("pattern" in arguments):
         raise UserError("The rule format needs either `tags` or `pattern` in its arguments.")
     if kind == "format" and not _is_names(arguments.get("tags", ["any"])):
-        raise UserError("The rule format wants `tags` as a list of names: [think, answer].")
+        raise UserError("The rule format needs `tags` as a list of names: [think, answer].")
     pattern = arguments.get("pattern") if kind in ("regex", "format") else None
     try:
         re.compile("" if pattern is None else pattern)
@@ -196,19 +200,20 @@ def check_constants(kind: str, arguments: Mapping[str, Any]) -> None:
     for name in ("at_most", "at_least", "tolerance"):
         value = arguments.get(name, 0)
         if kind in RULES and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise UserError(f"The rule {kind} wants a number for {name}, not {value!r}.")
+            raise UserError(f"The rule {kind} needs a number for {name}, not {value!r}.")
 
 
 def warm_up(kind: str) -> None:
-    """What takes long to import is imported before the first row's clock starts."""
+    """Import what takes long, before the first row's time limit starts."""
     if kind == "math_verify":
         import math_verify  # noqa: F401
 
-        # It warns on every row that its own clock is off; reward.log is for the user's words.
+        # It warns on every row that its time limit is off; reward.log is for the user's prints.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def last_number(text: str) -> Decimal | None:
+    """Return the last number in a text, if there is one."""
     found = NUMBER.findall(unicodedata.normalize("NFKC", text).replace("\u2212", "-"))
     return Decimal(found[-1].replace(",", "")) if found else None
 

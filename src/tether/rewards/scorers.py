@@ -1,4 +1,4 @@
-"""Scorers: a reward function applied to the rows of a rollout, and what went wrong for each."""
+"""Scorers: a reward applied to the rows of a rollout, and what went wrong for each row."""
 
 import copy
 import json
@@ -9,19 +9,27 @@ from typing import Any, Protocol, runtime_checkable
 
 from tether.data.batching import own_rows
 from tether.dist.collectives import gather_results
+from tether.errors import UserError, describe
 from tether.models.forward import Network
-from tether.rewards.functions import LARGEST_SCORE, Reward, WrongType, describe, judge_row
-from tether.rewards.parts import Part
-from tether.rewards.worker import Prints, RewardProcess
+from tether.rewards.functions import LARGEST_SCORE, Reward, RewardPart, WrongType, judge_row
+from tether.support.child_output import ChildOutput
+from tether.support.child_process import Answer, ChildFailed, ChildProcess, ChildTimedOut
 from tether.support.user_code import Sources
 
 IMPORT_SECONDS = 120.0
+MAX_ANSWER_BYTES = 1 << 20
+NO_OPINION = "the reward returned None"
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A row's score, or why there is none. A reward that returns None has no opinion: that is
-    no failure of the function, but the row cannot be trained on either."""
+    """A row's score, or why there is none.
+
+    A reward that returns None has no opinion. That is not a failure of the function, but the row
+    cannot be trained on either.
+    """
 
     score: float | None
     problem: str | None = None
@@ -46,7 +54,7 @@ class Scale:
 class Scorer(Protocol):
     """The role of the reward. The defaults are those of a function: no model, no state."""
 
-    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+    def score(self, rows: Sequence[Row]) -> list[Verdict]:
         """Return a verdict per row, in their order."""
         ...
 
@@ -76,122 +84,143 @@ class Scorer(Protocol):
         return ""
 
 
-def spread(
-    rows: list[Mapping[str, Any]], score: Callable[[list[Mapping[str, Any]]], list[Verdict]]
+def score_across_processes(
+    rows: Sequence[Row], score: Callable[[Sequence[Row]], list[Verdict]]
 ) -> list[Verdict]:
-    """Verdicts in row order; each process scores a block of the rows."""
+    """Return verdicts in row order; each process scores a block of the rows."""
     mine = own_rows(len(rows))
-    parts = gather_results(lambda: score(rows[mine.start : mine.stop]))
-    return [verdict for part in parts for verdict in part]
+    blocks = gather_results(lambda: score(rows[mine.start : mine.stop]))
+    return [verdict for block in blocks for verdict in block]
 
 
 class InProcessScorer(Scorer):
-    """For functions that exist only in this process (notebooks, closures). No time limit."""
+    """Call a function that exists only in this process (notebooks, closures). No time limit."""
 
     def __init__(self, function: Reward) -> None:
         self.function = function
 
-    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
-        return spread(rows, lambda mine: [self._score_row(row) for row in mine])
+    def score(self, rows: Sequence[Row]) -> list[Verdict]:
+        return score_across_processes(rows, lambda mine: [self._score_row(row) for row in mine])
 
-    def _score_row(self, row: Mapping[str, Any]) -> Verdict:
+    def _score_row(self, row: Row) -> Verdict:
         try:
             # A copy: rows of one prompt share what is inside their columns.
             score, extras = judge_row(self.function, copy.deepcopy(dict(row)))
-        except (Exception, SystemExit) as error:  # whatever it raises, the row is named
-            return Verdict(None, describe(error), wrong_type=isinstance(error, WrongType))
-        problem = None if score is not None else "the reward returned None"
-        return Verdict(score, problem, extras=extras)
+        except WrongType as error:
+            return Verdict(None, str(error), wrong_type=True)
+        except (Exception, SystemExit) as error:  # a reward may raise anything; the row is named
+            return Verdict(None, describe(error))
+        return Verdict(score, NO_OPINION if score is None else None, extras=extras)
 
 
 class ChildScorer(Scorer):
-    """One long-lived child for all parts; when a row hangs it or kills it, a new child goes on
-    after that row. It runs the same reward: files that were edited meanwhile stop the run."""
+    """Run all parts of a reward in one long-lived child.
+
+    When a row hangs or kills the child, a new child continues after that row. It runs the same
+    reward: files that were edited since the first child started stop the run.
+    """
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[RewardPart],
         timeout_seconds: float,
         import_seconds: float = IMPORT_SECONDS,
     ) -> None:
         self.parts = parts
         self.timeout_seconds = timeout_seconds
         self.import_seconds = import_seconds
-        self.prints = Prints()
-        self.child: RewardProcess | None = None
+        self.output = ChildOutput()
+        self.child: ChildProcess | None = None
         self.sources = Sources(part.kind for part in parts)
 
-    def score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
-        return spread(rows, self._score)
+    def score(self, rows: Sequence[Row]) -> list[Verdict]:
+        return score_across_processes(rows, self._score)
 
-    def _score(self, rows: list[Mapping[str, Any]]) -> list[Verdict]:
+    def _score(self, rows: Sequence[Row]) -> list[Verdict]:
         lines = [json.dumps(row) for row in rows]
         verdicts: list[Verdict] = []
         while len(verdicts) < len(rows):
-            self.child = self.child or self._start()
-            self.child.send(lines[len(verdicts) :])
-            verdicts += self._collect(len(rows) - len(verdicts))
+            child = self.child = self.child or self._start()
+            child.send(lines[len(verdicts) :])
+            while len(verdicts) < len(rows) and self.child is not None:
+                verdicts.append(weighted_sum(self.parts, self._receive_parts(child)))
         return verdicts
 
-    def _start(self) -> RewardProcess:
+    def _start(self) -> ChildProcess:
         self.sources.refuse_changed()
-        return RewardProcess(self.parts, self.import_seconds, self.prints)
+        setup = [{"kind": part.kind, "arguments": dict(part.arguments)} for part in self.parts]
+        try:
+            with self.output.pipe() as output:
+                return ChildProcess(
+                    "tether.rewards.child",
+                    setup,
+                    name="the reward",
+                    seconds=self.import_seconds,
+                    output=output,
+                    max_answer_bytes=MAX_ANSWER_BYTES,
+                )
+        except ChildTimedOut:
+            raise UserError(
+                f"The reward does not start: {', '.join(part.kind for part in self.parts)} took "
+                f"longer to import than reward.import_timeout_seconds = {self.import_seconds:g}; "
+                f"raise it, or import less."
+            ) from None
+        except ChildFailed as error:
+            raise UserError(f"The reward does not start: {error}.") from None
 
-    def _collect(self, expected: int) -> list[Verdict]:
-        """Verdicts until all are there, or up to and with the row that ended the child."""
-        verdicts: list[Verdict] = []
-        while len(verdicts) < expected and self.child is not None:
-            verdicts.append(weigh(self.parts, self._ask_parts()))
-        return verdicts
-
-    def _ask_parts(self) -> list[Verdict]:
-        """What each part says of the next row, up to one that ended the child."""
+    def _receive_parts(self, child: ChildProcess) -> list[Verdict]:
+        """Return what each part says of the next row, up to one that ended the child."""
         found: list[Verdict] = []
-        late = f"the reward took longer than {self.timeout_seconds:g} s (reward.timeout_seconds)"
         for _ in self.parts:
-            answer = self.child.receive(self.timeout_seconds, late)
-            if isinstance(answer, str):
+            try:
+                found.append(_as_verdict(child.receive(self.timeout_seconds), child))
+            except ChildFailed as error:
                 self.close()
-                return [*found, Verdict(None, answer)]
-            problem = answer.get("error")
-            if problem is None and answer.get("score") is None:
-                problem = "the reward returned None"
-            wrong_type = bool(answer.get("wrong_type"))
-            extras = answer.get("extras", {})
-            found.append(
-                Verdict(answer.get("score"), problem, extras=extras, wrong_type=wrong_type)
-            )
+                late = " (reward.timeout_seconds)" if isinstance(error, ChildTimedOut) else ""
+                return [*found, Verdict(None, f"{error}{late}")]
         return found
 
     def close(self) -> None:
         if self.child is not None:
             self.child.kill()
             self.child = None
-            self.prints.settle()
+            self.output.settle()
 
     def log_to(self, path: Path) -> None:
-        """Append to a file what the reward prints."""
-        self.prints.keep_in(path)
+        self.output.keep_in(path)
 
     def printed(self) -> str:
-        """Return the end of what the reward has printed."""
-        return self.prints.newest
+        return self.output.newest
 
 
-def weigh(parts: Sequence[Part], verdicts: Sequence[Verdict]) -> Verdict:
-    """The weighted sum of one row's parts. Where a part failed there is no sum, and it is named;
-    `verdicts` may end early with such a one."""
+def _as_verdict(answer: Answer, child: ChildProcess) -> Verdict:
+    score, problem, extras = answer.get("score"), answer.get("error"), answer.get("extras", {})
+    if not isinstance(score, float | None) or not isinstance(problem, str | None):
+        raise child.garbled()
+    if score is None and problem is None:
+        problem = NO_OPINION
+    return Verdict(score, problem, extras=extras, wrong_type=bool(answer.get("wrong_type")))
+
+
+def weighted_sum(parts: Sequence[RewardPart], verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict of a whole row from those of its parts.
+
+    Where a part failed there is no sum, and the part is named; `verdicts` may end early with such
+    a one.
+    """
+    terms: list[float] = []
+    named: dict[str, float] = {}
+    extras: dict[str, Any] = {}
     for part, verdict in zip(parts, verdicts, strict=False):
         if verdict.score is None:
-            whose = "" if part.name is None else f"part {part.name!r}: "
-            return Verdict(None, f"{whose}{verdict.problem}", wrong_type=verdict.wrong_type)
-    total = sum(p.weight * v.score for p, v in zip(parts, verdicts, strict=True))
+            where = "" if part.name is None else f"part {part.name!r}: "
+            return Verdict(None, f"{where}{verdict.problem}", wrong_type=verdict.wrong_type)
+        terms.append(part.weight * verdict.score)
+        prefix = "" if part.name is None else f"{part.name}."
+        extras |= {f"{prefix}{name}": value for name, value in verdict.extras.items()}
+        if part.name is not None:
+            named[part.name] = verdict.score
+    total = sum(terms)
     if not abs(total) <= LARGEST_SCORE:
         return Verdict(None, f"the weighted sum of the parts is {total:g}")
-    named = {p.name: v.score for p, v in zip(parts, verdicts, strict=True) if p.name is not None}
-    extras = {
-        name if p.name is None else f"{p.name}.{name}": value
-        for p, v in zip(parts, verdicts, strict=True)
-        for name, value in v.extras.items()
-    }
     return Verdict(total, parts=named, extras=extras)

@@ -1,8 +1,8 @@
-"""Calls outside of this program, many at once, each with a time limit.
+"""Call tools and environments in threads, many at once, each with a time limit.
 
-A thread cannot be killed. One that outstays its limit is abandoned: its call has failed, whatever
-it may still return, and it counts as stuck until it ends. Threads are daemons, so that a hanging
-one does not keep the program from ending.
+A thread cannot be killed. One that exceeds its limit is abandoned: its call has failed, even if it
+returns later, and it counts as stuck until it ends. Threads are daemons, so that a hanging one does
+not keep the program from ending.
 """
 
 import queue
@@ -13,19 +13,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tether.rewards.functions import describe
+from tether.errors import describe
 
-MAX_PARALLEL_CALLS = 16  # calls under way
-MAX_STUCK = 64  # abandoned threads that still hang; beyond that nothing is called
+MAX_PARALLEL_CALLS = 16
+MAX_STUCK = 64  # abandoned threads that still hang; with more, nothing is called
+
+
+Fault = Literal["policy", "tool"]
 
 
 class InvalidArguments(Exception):
-    """Raised by a tool that cannot work with its arguments: the policy reads the sentence."""
+    """Raised by a tool that cannot use its arguments; the policy reads the sentence."""
 
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """A call to be made."""
+    """A call that is to be made."""
 
     name: str
     arguments: str
@@ -36,15 +39,17 @@ class ToolRequest:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What came of a call: a value, or an error and whose it is."""
+    """What a call returned, or an error and whose fault it is."""
 
     value: object
     seconds: float
     error: str | None = None
-    fault: Literal["policy", "tool"] | None = None
+    fault: Fault | None = None
 
 
 class _Thread(threading.Thread):
+    """One call; puts itself into `ended` when it returns."""
+
     def __init__(self, request: ToolRequest, ended: "queue.SimpleQueue[_Thread]") -> None:
         super().__init__(daemon=True, name=f"tether call of {request.name}")
         self.request, self.ended = request, ended
@@ -53,15 +58,16 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         began = time.perf_counter()
 
-        def result(value: object, *error: str) -> ToolResult:
-            return ToolResult(value, time.perf_counter() - began, *error)
-
+        value: object = None
+        error: str | None = None
+        fault: Fault | None = None
         try:
-            self.returned = result(self.request.run(self.request.arguments))
+            value = self.request.run(self.request.arguments)
         except InvalidArguments as refusal:
-            self.returned = result(None, str(refusal), "policy")
-        except BaseException as error:  # SystemExit too: a tool must not end a thread unheard
-            self.returned = result(None, describe(error), "tool")
+            error, fault = str(refusal), "policy"
+        except BaseException as raised:  # SystemExit too: it would end the thread silently
+            error, fault = describe(raised), "tool"
+        self.returned = ToolResult(value, time.perf_counter() - began, error, fault)
         self.ended.put(self)
 
 
@@ -69,7 +75,7 @@ _stuck: list[_Thread] = []
 
 
 def call_all(requests: Sequence[ToolRequest]) -> list[ToolResult]:
-    """Every call made, in whatever order they end; the results stand in the order asked."""
+    """Make every call, several at once; return the results in the order of the requests."""
     results: list[ToolResult | None] = [None] * len(requests)
     waiting = deque(enumerate(requests))
     running: dict[_Thread, tuple[int, float]] = {}  # number of the request, and its deadline
@@ -92,7 +98,7 @@ def _wait(
     ended: "queue.SimpleQueue[_Thread]",
     results: list[ToolResult | None],
 ) -> None:
-    """Until one call ends or runs out of time."""
+    """Wait until one call ends or runs out of time."""
     if not running:
         return
     first = min(deadline for _, deadline in running.values())

@@ -3,15 +3,11 @@
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +32,7 @@ from tether.rollout.vllm_engine import (
     number_format,
     write_config,
 )
+from tether.support.child_process import Answer, ChildEnded, ChildProcess
 
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS = "weights.safetensors"
@@ -111,7 +108,7 @@ class VllmProcess:
             self.child.end()
             self.child = None
 
-    def _ask(self, child: "_Child", order: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, child: "_Child", order: dict[str, Any]) -> Answer:
         try:
             return child.ask(order)
         except BaseException:  # half an answer may be in the pipe, so the child cannot be reused
@@ -171,52 +168,46 @@ class _Child:
             "folder": str(self.folder),
             "number_format": number_format(model),
         }
-        orders_out, orders_in = os.pipe()
-        answers_out, answers_in = os.pipe()
-        with (self.folder / LOG).open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tether.rollout.vllm_engine"),
-                    *(json.dumps(spec), str(orders_out), str(answers_in)),
-                ],
-                env=_environment(model.device, settings.threads),
-                pass_fds=(orders_out, answers_in),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # signals to this process do not reach the child
-            )
-        os.close(orders_out)
-        os.close(answers_in)
-        self.orders, self.answers = os.fdopen(orders_in, "w"), os.fdopen(answers_out)
+        try:
+            with (self.folder / LOG).open("wb") as log, self._stopping_the_run():
+                self.process = ChildProcess(
+                    "tether.rollout.vllm_engine",
+                    spec,
+                    name="vLLM",
+                    seconds=None,
+                    output=log,
+                    environment=_environment(model.device, settings.threads),
+                )
+        except BaseException:
+            _remove(self.folder, lock)
+            raise
         self.end = weakref.finalize(self, _end, self.process, self.folder, lock)
-        self._receive()
 
-    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        with contextlib.suppress(BrokenPipeError):  # _receive reports that the child has ended
-            self.orders.write(json.dumps(order) + "\n")
-            self.orders.flush()
-        return self._receive()
-
-    def _receive(self) -> dict[str, Any]:
-        line = self.answers.readline()
-        if not line:
-            raise RunStopped(
-                f"The process of vLLM ended with code {self.process.wait()}: "
-                f"{_last_line(self.folder / LOG)}; start the run again, or `tether resume` it."
-            )
-        answer = json.loads(line)
-        if "refused" in answer:
-            raise UserError(answer["refused"])
+    def ask(self, order: dict[str, Any]) -> Answer:
+        with self._stopping_the_run():
+            answer = self.process.ask(order, seconds=None)
         if "error" in answer:
             raise RunStopped(f"vLLM failed: {answer['error']}")
         return answer
 
+    @contextlib.contextmanager
+    def _stopping_the_run(self) -> Iterator[None]:
+        """Turn the end of the child into a stopped run, with the last line of its log."""
+        try:
+            yield
+        except ChildEnded as error:
+            raise RunStopped(
+                f"The process of vLLM ended with code {error.code}: "
+                f"{_last_line(self.folder / LOG)}; start the run again, or `tether resume` it."
+            ) from None
 
-def _end(process: subprocess.Popen, folder: Path, lock: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+
+def _end(process: ChildProcess, folder: Path, lock: int) -> None:
+    process.kill()
+    _remove(folder, lock)
+
+
+def _remove(folder: Path, lock: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
 

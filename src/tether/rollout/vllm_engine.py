@@ -1,14 +1,12 @@
 """vLLM (PagedAttention, Kwon et al., arXiv 2309.06180) as an engine inside this process.
 
-`python -m tether.rollout.vllm_engine SETTINGS IN OUT` is the child process of `VllmProcess`: it
-reads requests as JSON lines from file descriptor IN and answers each on OUT. Weights come through
-a safetensors file.
+`python -m tether.rollout.vllm_engine IN OUT` is the child process of `VllmProcess` (see
+`tether.support.child_process`). Weights come through a safetensors file.
 """
 
 import copy
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,11 +19,10 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.errors import UserError
+from tether.errors import UserError, describe
 from tether.models.lora import adapter_merged
-from tether.rewards.child import die_with_parent
-from tether.rewards.functions import describe
 from tether.rollout.engine import Completion, GenerationRequest
+from tether.support.child_process import Answer, Respond, serve
 
 # A single process, and no usage statistics.
 ENVIRONMENT = {
@@ -173,31 +170,22 @@ def number_format(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def main(spec: str, orders_fd: int, answers_fd: int) -> None:
-    """Run the child process: answer each request until the pipe closes."""
-    die_with_parent()
-    fields = json.loads(spec)
-    folder, floats = fields.pop("folder"), fields.pop("number_format")
-    settings = Settings(**{**fields, "eos_ids": tuple(fields["eos_ids"])})
-    with os.fdopen(orders_fd) as orders, os.fdopen(answers_fd, "w") as answers:
+def set_up(spec: dict[str, Any]) -> Respond:
+    """Start vLLM in the child process; return what answers a request."""
+    folder, floats = spec.pop("folder"), spec.pop("number_format")
+    settings = Settings(**{**spec, "eos_ids": tuple(spec["eos_ids"])})
+    llm = start_llm(folder, floats, settings)
 
-        def answer(said: dict[str, Any]) -> None:
-            answers.write(json.dumps(said) + "\n")
-            answers.flush()
-
+    def respond(line: str) -> list[Answer]:
         try:
-            llm = start_llm(folder, floats, settings)
-        except UserError as error:
-            return answer({"refused": str(error)})
-        answer({"ready": True})
-        for line in orders:
-            try:
-                answer(_follow(llm, json.loads(line), settings))
-            except Exception as error:
-                answer({"error": describe(error)})
+            return [_follow(llm, json.loads(line), settings)]
+        except Exception as error:  # vLLM may raise anything; the parent stops the run
+            return [{"error": describe(error)}]
+
+    return respond
 
 
-def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> Answer:
     if "load" in order:
         with safe_open(order["load"], framework="pt") as file:
             load_weights(llm, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
@@ -209,4 +197,4 @@ def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> dict[str, An
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    serve(set_up)

@@ -1,4 +1,4 @@
-"""What blocks take of a CPU's memory that come and go in an iteration.
+"""How much of a CPU's memory blocks take that come and go in an iteration.
 
 Tensors on a CPU come from glibc, which maps blocks of 32 MiB and more one by one. Smaller ones
 lie in a heap, where a freed one often leaves a hole that the next does not fit. While a Llama of
@@ -14,12 +14,12 @@ WORTH_GIVING_BACK = 2**26  # bytes; walking the heap and taking pages anew costs
 
 
 def allocated_bytes(size: int, device: str) -> int:
-    """Bytes that a block of so many takes in the long run."""
+    """Return the bytes that a block of `size` bytes takes in the long run."""
     return round(HOLES * size) if device == "cpu" and size < MAPPED else size
 
 
 def return_freed_memory(freed: int) -> None:
-    """Return the pages of freed blocks to the system, if so many bytes of them are worth it.
+    """Return the pages of freed blocks to the system, if there are enough bytes of them.
 
     A sampler's merged and packed weights are many small blocks between others that stay. The
     larger activations of an update do not fit into the holes, which glibc would keep: both lay in

@@ -1,7 +1,8 @@
-"""Numbers as people read them."""
+"""Write numbers as people read them."""
 
 
 def si(number: float | int) -> str:
+    """Return a count with its SI letter: 1.50k."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.2f}{letter}"
@@ -9,6 +10,7 @@ def si(number: float | int) -> str:
 
 
 def byte_text(number: float | int) -> str:
+    """Return a number of bytes with its binary unit: 1.5 GiB."""
     for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
         if number >= size:
             return f"{number / size:.1f} {unit}"
@@ -16,6 +18,7 @@ def byte_text(number: float | int) -> str:
 
 
 def time_text(seconds: float | int) -> str:
+    """Return a duration with the unit that suits it: 2.5 min."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

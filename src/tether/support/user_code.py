@@ -1,18 +1,24 @@
-"""The Python files that a reward, a tool or an environment consists of: its own file and what it
-imports, so far as that lies beside it and is not an installed package. Imports no torch.
+"""Import the user's own code, and list the files it consists of. Imports no torch.
 
-Imports are read from the source and not from a process that has run it: what a function imports
-when it is called counts as well, and nothing is executed to find out.
+A reward, a tool or an environment is named `path/file.py:name` or `package.module:name`. Its files
+are the named one and what that imports, unless it is an installed package. Imports are read from
+the source, without running it: what a function imports when it is called counts as well.
 """
 
 import ast
+import contextlib
 import hashlib
+import importlib
+import importlib.util
+import inspect
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
-from tether.errors import RunStopped
+from tether import assets
+from tether.errors import RunStopped, UserError, describe
 
 MISSING = "missing"
 _INSTALLED = [
@@ -21,9 +27,84 @@ _INSTALLED = [
 ]
 
 
+def load_user_code(kind: str, field: str, what: str = "") -> object:
+    """Return what `path/file.py:name` or `package.module:name` names.
+
+    For messages, `field` is where the config names it and `what` the noun before its name.
+    """
+    place, _, name = kind.rpartition(":")
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise UserError(f"{field} names {place}, which is not a file{assets.looked_at(place)}.")
+        module = import_file(Path(place))
+    else:
+        module = import_module(place, field)
+    if not hasattr(module, name):
+        raise UserError(f"{field}: {place} has no {what}{name!r}.")
+    return getattr(module, name)
+
+
+def refuse_async(function: Callable[..., object], name: str) -> None:
+    """Refuse an `async def`: its coroutine would pass for a result."""
+    call = getattr(function, "__call__", None)  # noqa: B004 (an object's method may be async)
+    for one in (function, call):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            raise UserError(
+                f"{name} is an `async def`, which tether does not await; write a plain function, "
+                f"with asyncio.run(...) inside if it needs one."
+            )
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import one of the user's files, which may import the files beside it."""
+    spec = importlib.util.spec_from_file_location(f"tether_own_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses, among others, look their module up there
+    try:
+        with _importing_from(path.resolve().parent):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # a file may raise anything when it is imported
+        raise UserError(f"{path} does not import: {describe(error)}.") from None
+    return module
+
+
+def import_module(name: str, field: str) -> ModuleType:
+    """Import `package.module` from the working directory or the installed packages."""
+    try:
+        with _importing_from(Path.cwd()):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name != missing and not name.startswith(f"{missing}."):  # something that it imports
+            raise UserError(f"{name} does not import: {describe(error)}.") from None
+        raise UserError(
+            f"{field} names the module {name}, which is neither in {Path.cwd()} nor installed; "
+            f"write path/file.py:NAME or package.module:NAME."
+        ) from None
+    except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
+        raise UserError(f"{name} does not import: {describe(error)}.") from None
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Search this folder first, as Python does for a script. Afterwards it is searched last, for
+    what a function imports when it is called, so that no file of the user's hides a module of
+    another package."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the file itself may have taken it out
+            sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
 def own_files(kind: str) -> dict[str, Path]:
-    """Return the files behind `path/file.py:name` or `package.module:name`, by a name that does
-    not depend on where they lie; none of a rule that ships."""
+    """Return the files behind `path/file.py:name` or `package.module:name`, keyed by a name that
+    does not depend on where they lie. A rule that ships has none."""
     place, colon, _ = kind.rpartition(":")
     if not colon:
         return {}
@@ -47,16 +128,19 @@ def own_files(kind: str) -> dict[str, Path]:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content; `missing` if there is none."""
+    """Return the SHA-256 of a file's content, or `missing` where it cannot be read."""
     try:
+        digest = hashlib.sha256()
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while chunk := file.read(1 << 20):  # weights may be larger than memory
+                digest.update(chunk)
+        return digest.hexdigest()
     except OSError:
         return MISSING
 
 
 class Sources:
-    """The files behind some kinds, as they were when this was made."""
+    """The hashes of the files behind some kinds, as they were when this object was made."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self.kinds = list(kinds)
@@ -81,13 +165,13 @@ class Sources:
 
 
 def _roots(beside: Path | None) -> list[Path]:
-    """Where a module of the user's own may lie: beside the file, then where Python looks."""
+    """Return where the user's modules may lie: beside the file, then where Python looks."""
     here = [] if beside is None else [beside]
     return [*here, Path(), *(Path(entry) for entry in sys.path if entry)]
 
 
 def _imports(path: Path, roots: list[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the user's own modules that a file imports, anywhere in it."""
+    """Yield the user's modules that a file imports, anywhere in it, as (name, path)."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):  # importing it will say why
@@ -110,7 +194,7 @@ def _imports(path: Path, roots: list[Path]) -> Iterator[tuple[str, Path]]:
 
 
 def _modules(dotted: str, roots: list[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the file of a module, then those of the packages around it, if it is not installed."""
+    """Yield the file of a module and then those of its packages, unless it is installed."""
     parts = dotted.split(".")
     for root in roots:
         inside = root.joinpath(*parts)

@@ -28,7 +28,7 @@ from tether import assets
 from tether.config import Config, OwnTool, SearchTool
 from tether.errors import RunStopped, UserError, one_line
 from tether.models.locate import find_model
-from tether.rewards.parts import learned_model, parts_of
+from tether.rewards.functions import learned_model, parts_of
 from tether.run.checkpoint_store import sync
 from tether.run.directory import FINGERPRINT, SCHEMA
 from tether.run.reader import NotRegular, read_regular

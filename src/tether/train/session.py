@@ -16,7 +16,7 @@ from tether.errors import OthersLost, UserError
 from tether.planning.plan import check_disk, make_plan
 from tether.ppo.evaluate import read_evaluations
 from tether.ppo.roles import Roles, build_roles, pick_device
-from tether.ppo.scoring import ROWS, Trial, try_reward
+from tether.ppo.scoring import NUM_TRIED, Trial, try_reward
 from tether.rewards.functions import Reward
 from tether.run.checkpoint_store import disk_bytes
 from tether.run.directory import REWARD_LOG, RUNS, create_run_directory, is_run, refuse_taken
@@ -101,7 +101,7 @@ def start_new(config: Config, reward: Reward | None, watch: Watcher) -> Result:
     config = dated(config, roles.day)
     try:
         # A function that was handed over in Python belongs to the caller, who may count its calls.
-        first_rows = roles.train_prompts.first(ROWS)
+        first_rows = roles.train_prompts.first(NUM_TRIED)
         tried = [] if reward is not None else try_reward(roles.reward, first_rows, config)
         plan = make_plan(config, roles)
         on_first_process(lambda: check_disk(plan, settings.dir or RUNS))

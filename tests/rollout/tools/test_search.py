@@ -147,7 +147,7 @@ def test_an_empty_corpus_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a file"):
         read_corpus(str(tmp_path / "none.jsonl"))
     path.write_bytes(b'{"contents": "?!"}\n')
-    with pytest.raises(UserError, match="holds a word"):
+    with pytest.raises(UserError, match="contains a word"):
         Bm25(read_corpus(str(path)))
 
 

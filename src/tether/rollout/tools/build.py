@@ -1,14 +1,15 @@
-"""From `rollout.tools` and `rollout.environment` to the episodes of a run."""
+"""Build the episodes of a run from `rollout.tools` or `rollout.environment`."""
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from tether.config import CalculatorTool, OwnTool, RolloutSection, SearchTool
 from tether.errors import UserError
 from tether.models.vocabulary import Vocabulary
-from tether.rewards.functions import load_own
 from tether.rollout.sampler import Episodes, single_turns
 from tether.rollout.tools.calculator import calculate
 from tether.rollout.tools.environment import (
+    MakeEnvironment,
     check_environment,
     environment_episodes,
     stops_of,
@@ -17,22 +18,24 @@ from tether.rollout.tools.search import build_search
 from tether.rollout.tools.tool import Tool, ToolHandler, as_tool
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.rollout.turns import MultiTurn
+from tether.support.user_code import load_user_code
 from tether.types import Prompts
 
 
 @dataclass(frozen=True)
 class EpisodeSource:
-    """How the episodes of a run are made, and what was left out on the way."""
+    """How the episodes of a run are made, and the lines of corpora that were left out."""
 
     episodes: Episodes
     broken: list[str] = field(default_factory=list)
 
 
 def build_episode_source(settings: RolloutSection, vocabulary: Vocabulary) -> EpisodeSource:
+    """Return what makes an episode per prompt; the user's tools or environment are checked."""
     if not settings.is_multi_turn:
         return EpisodeSource(single_turns)
     if settings.environment is not None:
-        return EpisodeSource(_environments(settings, vocabulary))
+        return EpisodeSource(_environments(settings.environment, settings, vocabulary))
     broken: list[str] = []
     toolbox = ToolHandler([_build_tool(tool, broken) for tool in settings.tools])
     turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, toolbox.end_marks)
@@ -45,12 +48,13 @@ def build_episode_source(settings: RolloutSection, vocabulary: Vocabulary) -> Ep
     return EpisodeSource(episodes, broken)
 
 
-def _environments(settings: RolloutSection, vocabulary: Vocabulary) -> Episodes:
-    where = f"rollout.environment {settings.environment}"
-    make = load_own(settings.environment, "rollout.environment")
-    if not callable(make):
-        raise UserError(f"{where} is {type(make).__name__}; name a class, or what makes one.")
-    check_environment(make, where)
+def _environments(kind: str, settings: RolloutSection, vocabulary: Vocabulary) -> Episodes:
+    where = f"rollout.environment {kind}"
+    loaded = load_user_code(kind, "rollout.environment")
+    if not callable(loaded):
+        raise UserError(f"{where} is {type(loaded).__name__}; name a class, or what makes one.")
+    check_environment(loaded, where)
+    make = cast(MakeEnvironment, loaded)  # what it makes is the user's: a failing call has an event
     stops = stops_of(make, where)
     turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, stops)
     turn_tokens.check_room("{}", settings.max_observation_tokens)
@@ -72,5 +76,5 @@ def _build_tool(settings: SearchTool | CalculatorTool | OwnTool, broken: list[st
                 settings.timeout_seconds,
             )
     return as_tool(
-        load_own(settings.kind, "rollout.tools"), settings.kind, settings.timeout_seconds
+        load_user_code(settings.kind, "rollout.tools"), settings.kind, settings.timeout_seconds
     )

@@ -1,4 +1,4 @@
-"""Arithmetic by a small grammar of its own, exact, with limits; nothing is ever evaluated as code.
+"""Evaluate arithmetic exactly, by a small grammar with limits; nothing is run as code.
 
 sum      = product {("+" | "-") product}
 product  = signed {("*" | "/") signed}
@@ -22,7 +22,7 @@ EQUIVALENT = str.maketrans("×·÷−–（）", "**/--()")
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression, as a decimal where that is exact, else rounded and said so."""
+    """Return the value of an expression as a decimal: exact, or rounded after the word "about"."""
     if len(expression) > MAX_LENGTH:
         raise InvalidArguments(
             f"an expression may have {MAX_LENGTH} characters, not {len(expression)}"
@@ -35,7 +35,7 @@ def calculate(expression: str) -> str:
 
 
 def format_number(value: Fraction) -> str:
-    """In decimals: 3/8 is 0.375; 1/3 is about 0.3333333333."""
+    """Return a number in decimals: 3/8 is 0.375; 1/3 is about 0.3333333333."""
     scaled = value * 10**DECIMALS
     exact = scaled.denominator == 1
     whole, part = divmod(abs(round(scaled)), 10**DECIMALS)
@@ -61,7 +61,7 @@ def _tokens(expression: str) -> list[str]:
 
 
 class _Reader:
-    """One method a rule of the grammar."""
+    """A recursive-descent parser: one method per rule of the grammar."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens, self.at = tokens, 0

@@ -1,9 +1,8 @@
-"""A user's environment: `reset` says how an episode begins, `step` answers each turn."""
+"""Environments of the user's: `reset` begins an episode, `step` answers each turn."""
 
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from tether.config import RolloutSection
@@ -18,51 +17,54 @@ from tether.types import Call, Prompts
 
 @runtime_checkable
 class Environment(Protocol):
-    """One is made for each row. `stops` of the class (default: a line feed) are the texts that
-    end a turn of the policy."""
+    """What answers the policy in one row. `stops` of the class (default: a line feed) are the texts
+    that end a turn of the policy."""
 
     def reset(self, columns: dict[str, Any]) -> str | None:
-        """The row's columns; what it returns is read after the prompt."""
+        """Begin with the row's columns; the policy reads what it returns after the prompt."""
         ...
 
     def step(self, text: str) -> str | None:
-        """A turn of the policy; what it returns is read next, and None ends the episode."""
+        """Answer a turn of the policy, which reads what it returns next; None ends the episode."""
         ...
 
 
+MakeEnvironment = Callable[[], Environment]
+
+
 class EnvironmentHandler:
-    """What a turn asks of an environment: a step, as long as it has not failed to begin."""
+    """Turn each of the policy's turns into a step of an environment that was reset."""
 
     def __init__(self, end_marks: tuple[str, ...]) -> None:
         self.environment: Environment | None = None
         self.end_marks = end_marks
         self.began = False
 
-    def begin(self, make: Callable[[], Environment], columns: dict[str, Any]) -> object:
-        """Make the environment and reset it: both are the user's code, under one time limit. It
-        gets a copy of the row, which the samples of a prompt share."""
+    def begin(self, make: MakeEnvironment, columns: dict[str, Any]) -> object:
+        """Make the environment and reset it, both under one time limit. It gets a copy of the row,
+        which the samples of a prompt share."""
         self.environment = make()
         return self.environment.reset(copy.deepcopy(columns))
 
     def next_call(self, turn: str) -> ToolRequest | InvalidCall | Done:
-        if not self.began:
+        """Return the step for a turn; the episode is over if the reset failed."""
+        if self.environment is None or not self.began:
             return Done()
-        return ToolRequest(
-            "step", turn, lambda text: self.environment.step(text), TIMEOUT_SECONDS, "{}"
-        )
+        return ToolRequest("step", turn, self.environment.step, TIMEOUT_SECONDS, "{}")
 
     def unfinished_call(self, turn: str) -> None:
+        """Return None: a turn that ends with EOS leaves nothing open."""
         return None
 
 
 def _beginning(
-    steps: EnvironmentHandler, make: Callable[[], Environment], columns: dict[str, Any]
+    handler: EnvironmentHandler, make: MakeEnvironment, columns: dict[str, Any]
 ) -> Callable[[str], object]:
-    return lambda _: steps.begin(make, columns)
+    return lambda _: handler.begin(make, columns)
 
 
 def check_environment(make: Callable[[], object], where: str) -> None:
-    """Refuse, before training, what would fail on every row."""
+    """Refuse, before training, an environment that would fail on every row."""
     for parameter in required_parameters(make):
         raise UserError(
             f"{where} needs an argument {parameter!r}, but an environment is made without any; "
@@ -79,6 +81,7 @@ def check_environment(make: Callable[[], object], where: str) -> None:
 
 
 def stops_of(make: Callable[[], object], where: str) -> tuple[str, ...]:
+    """Return the texts that end a turn of the policy."""
     stops = getattr(make, "stops", ("\n",))
     if isinstance(stops, str) or not stops or not all(isinstance(s, str) and s for s in stops):
         raise UserError(f"{where}: stops is {stops!r}; write a list of texts that end a turn.")
@@ -86,36 +89,34 @@ def stops_of(make: Callable[[], object], where: str) -> tuple[str, ...]:
 
 
 def environment_episodes(
-    make: Callable[[], Environment],
+    make: MakeEnvironment,
     prompts: Prompts,
     turn_tokens: TurnTokenizer,
     settings: RolloutSection,
     end_marks: tuple[str, ...],
 ) -> Sequence[MultiTurn]:
-    """An environment per row, all reset. One that cannot be made or reset ends with the policy's
-    first turn."""
-    rows = [EnvironmentHandler(end_marks) for _ in prompts.ids]
-    returned = call_all(
+    """Return an episode per row, each with an environment that was reset. Where that failed, the
+    episode ends with the policy's first turn."""
+    handlers = [EnvironmentHandler(end_marks) for _ in prompts.ids]
+    results = call_all(
         [
-            ToolRequest("reset", "", _beginning(rows[i], make, columns), TIMEOUT_SECONDS, "{}")
-            for i, columns in enumerate(prompts.columns)
+            ToolRequest("reset", "", _beginning(handler, make, columns), TIMEOUT_SECONDS, "{}")
+            for handler, columns in zip(handlers, prompts.columns, strict=True)
         ]
     )
     episodes = []
-    for ids, steps, result in zip(prompts.ids, rows, returned, strict=True):
-        episode = MultiTurn(list(ids), steps, turn_tokens, settings)
-        opening = result.value
-        if result.error is None and not isinstance(opening, str | None):
-            why = f"it returned {type(opening).__name__}, not text"
-            result = replace(result, error=why, fault="tool")
-        if result.error is not None:
-            episode.calls.append(
-                Call(0, "reset", "", "", result.seconds, error=result.error, fault="tool")
-            )
-        else:
-            steps.began = True
+    for ids, handler, result in zip(prompts.ids, handlers, results, strict=True):
+        episode = MultiTurn(list(ids), handler, turn_tokens, settings)
+        opening, error = result.value, result.error
+        if error is None and isinstance(opening, str | None):
+            handler.began = True
             if opening:
                 said, _, _ = turn_tokens.observation(opening, "{}", settings.max_observation_tokens)
                 episode.prompt_ids += said
+        else:
+            error = error or f"it returned {type(opening).__name__}, not text"
+            episode.calls.append(
+                Call(0, "reset", "", "", result.seconds, error=error, fault="tool")
+            )
         episodes.append(episode)
     return episodes

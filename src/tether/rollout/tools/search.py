@@ -1,4 +1,4 @@
-"""`<search>query</search>`: documents for a query, wherever they come from."""
+"""The search tool: `<search>query</search>` finds documents of a corpus or of a server."""
 
 import json
 import re
@@ -15,14 +15,17 @@ from tether.config import SearchTool
 from tether.data.files import BadRow, read_file
 from tether.errors import UserError
 from tether.rollout.tool_calls import InvalidArguments
-from tether.rollout.tools.search_client import GRACE_SECONDS, HttpRetriever, key_from_environment
+from tether.rollout.tools.search_client import GRACE_SECONDS, Documents, HttpRetriever
 from tether.rollout.tools.tool import Tool
+from tether.support.http import key_from_environment
 
 
 @dataclass(frozen=True)
 class Corpus:
+    """The documents of a file."""
+
     path: str
-    documents: list[dict[str, Any]]  # as they stand in the file: an answer hands them out whole
+    documents: list[dict[str, Any]]  # whole lines of the file, as an answer returns them
     broken: list[str] = field(default_factory=list)  # lines that were left out, and why
 
     def __len__(self) -> int:
@@ -31,15 +34,16 @@ class Corpus:
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Whatever finds documents for a query."""
+    """Find documents for a query."""
 
-    def search(self, query: str, topk: int) -> list[tuple[dict[str, Any], float]]:
-        """Documents with their scores, best first."""
+    def search(self, query: str, topk: int) -> Documents:
+        """Return at most `topk` documents with their scores, best first."""
         ...
 
 
 def read_corpus(path: str, on_bad_row: Literal["refuse", "skip"] = "refuse") -> Corpus:
-    """Every document, checked. A broken line is refused by its number, or left out and named."""
+    """Return every document, checked. A broken line is refused by its number, or left out and
+    named."""
     if not assets.resolve(path).is_file():
         raise UserError(f"The corpus {path} is not a file.")
     documents, broken = [], []
@@ -55,7 +59,7 @@ def read_corpus(path: str, on_bad_row: Literal["refuse", "skip"] = "refuse") -> 
             broken.append(where)
     if not documents:
         first = (
-            f" that can be used; {broken[0]}" if broken else '; write {"id", "contents"} a line.'
+            f" that can be used; {broken[0]}" if broken else '; write {"id", "contents"} per line.'
         )
         raise UserError(f"{path} has no documents{first}")
     return Corpus(path, documents, broken)
@@ -86,8 +90,8 @@ WORDS = re.compile(rf"([{UNSPACED}]+)|((?:(?![{UNSPACED}])[^\W_])+)")
 
 
 def terms(text: str) -> list[str]:
-    """What is looked up: words but for their case, and in Chinese or Japanese each character and
-    each pair of neighbours, as nothing says where a word ends."""
+    """Return what is looked up: words, ignoring case. In Chinese and Japanese, where nothing marks
+    the end of a word, each character and each pair of neighbours."""
     found: list[str] = []
     for run, word in WORDS.findall(unicodedata.normalize("NFKC", text).casefold()):
         if word:
@@ -99,22 +103,23 @@ def terms(text: str) -> list[str]:
 
 
 class Bm25:
-    """The documents that share the rarest terms with a query. Ties go to the earlier one, so that
-    the same query always finds the same."""
+    """Find the documents that share the rarest terms with a query, by BM25. Ties go to the earlier
+    one, so that the same query always finds the same."""
 
     def __init__(self, corpus: Corpus) -> None:
-        import bm25s  # only those who search need it
+        import bm25s  # only search needs it
 
         self.corpus = corpus
         self.index = bm25s.BM25()
         found = [terms(document["contents"]) for document in corpus.documents]
         if not any(found):
-            raise UserError(f"No document of {corpus.path} holds a word; there is nothing to find.")
+            raise UserError(
+                f"No document of {corpus.path} contains a word; there is nothing to find."
+            )
         self.index.index(found, show_progress=False)
 
-    def search(self, query: str, topk: int) -> list[tuple[dict, float]]:
-        """At most `topk` documents and their scores, best first; one without a term of the query
-        is none."""
+    def search(self, query: str, topk: int) -> Documents:
+        """Return at most `topk` documents, best first, each with at least one term of the query."""
         known = self._known(terms(query))
         if not known:
             return []
@@ -133,6 +138,8 @@ NOTHING = "No document found."
 
 
 def search_tool(retriever: Retriever, topk: int, timeout_seconds: float) -> Tool:
+    """Return the tool that searches with a retriever."""
+
     def search(query: str) -> str:
         if not query:
             raise InvalidArguments("the query is empty")
@@ -149,7 +156,7 @@ def search_tool(retriever: Retriever, topk: int, timeout_seconds: float) -> Tool
 
 
 def build_search(settings: SearchTool) -> tuple[Tool, list[str]]:
-    """The tool, and the lines of its corpus that were left out."""
+    """Return the tool, and the lines of its corpus that were left out."""
     limit = settings.timeout_seconds
     if settings.url is not None:
         variable = settings.key_variable
@@ -160,5 +167,7 @@ def build_search(settings: SearchTool) -> tuple[Tool, list[str]]:
         )
         server = HttpRetriever(settings.url, limit, settings.retries, settings.max_bytes, key)
         return search_tool(server, settings.topk, limit + GRACE_SECONDS), []
+    if settings.corpus is None:
+        raise UserError("rollout.tools: search needs either a corpus or a url.")
     corpus = read_corpus(settings.corpus, settings.on_bad_row)
     return search_tool(Bm25(corpus), settings.topk, limit), corpus.broken

@@ -1,11 +1,11 @@
-"""`tether serve-retriever`: a corpus over HTTP, in Search-R1's protocol.
+"""Serve a corpus over HTTP in Search-R1's protocol: `tether serve-retriever`.
 
     POST /retrieve {"queries": ["…", …], "topk": 3, "return_scores": true}
       -> {"result": [[{"document": {…}, "score": 1.5}, …], …]}     with return_scores
       -> {"result": [[{…}, …], …]}                                 without: the documents alone
 
-A document is its line of the corpus as it stands there. A request that a web page made a browser
-send is refused, by its Origin or by a Host that is not this server's.
+A document is its whole line of the corpus. A request that a web page made a browser send is
+refused, by its Origin or by a Host that is not this server's.
 """
 
 import json
@@ -33,7 +33,8 @@ MAX_ANSWER = 16 << 20  # bytes; a small request for many long documents would ma
 def make_app(
     retriever: Retriever, topk: int = 3, hosts: Collection[str] | None = None
 ) -> Starlette:
-    """`topk` is for requests that do not say; `hosts` are what a Host header may say."""
+    """Return the application. `topk` is the default of a request; a Host header must be one of
+    `hosts`."""
 
     async def retrieve(request: Request) -> Response:
         _refuse_browsers(request, hosts)
@@ -44,12 +45,12 @@ def make_app(
 
     return Starlette(
         routes=[Route("/retrieve", retrieve, methods=["POST"])],
-        exception_handlers={HTTPException: _say},
+        exception_handlers={HTTPException: _as_json},
     )
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:
-    """Until interrupted."""
+    """Serve until interrupted."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False
     )
@@ -57,7 +58,7 @@ def serve(app: Starlette, listener: socket.socket) -> None:
 
 
 def parse_request(body: bytes, topk: int) -> dict[str, Any]:
-    """The request's fields, or one sentence of what is wrong with it."""
+    """Return the request's fields, or raise with one sentence about what is wrong with it."""
     try:
         asked = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -97,7 +98,7 @@ def _refuse_browsers(request: Request, hosts: Collection[str] | None) -> None:
 
 
 def _answer(retriever: Retriever, asked: dict[str, Any]) -> bytes:
-    """The body, made query by query, so that it is never larger than it may be."""
+    """Return the body, made query by query, so that it never exceeds `MAX_ANSWER`."""
     results, size = [], 0
     for query in asked["queries"]:
         found = retriever.search(query, asked["topk"])
@@ -119,7 +120,8 @@ def _wrong(sentence: str) -> HTTPException:
     return HTTPException(422, sentence)
 
 
-async def _say(request: Request, error: HTTPException) -> JSONResponse:
+async def _as_json(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # the only kind that it is registered for
     sentences = {
         404: "There is only /retrieve here.",
         405: "/retrieve answers POST only.",

@@ -1,14 +1,14 @@
-"""A tool: a name, the pattern of its calls, and a function from text to text."""
+"""Tools: a name, the pattern of a call, and a function from text to text."""
 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tether.errors import UserError
-from tether.rewards.functions import refuse_async
 from tether.rollout.sampler import Done
 from tether.rollout.tool_calls import ToolRequest
 from tether.rollout.turns import InvalidCall
+from tether.support.user_code import refuse_async
 
 ANSWER = ("<answer>", "</answer>")
 TIMEOUT_SECONDS = 10.0
@@ -16,7 +16,8 @@ TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Tool:
-    """`pattern` and `reply` are texts with {} for what is asked and what is said."""
+    """A function that the policy may call. `pattern` and `reply` are texts with {} for the argument
+    and for the result."""
 
     name: str
     pattern: str
@@ -26,16 +27,21 @@ class Tool:
 
     @property
     def opening(self) -> str:
+        """The mark that begins a call."""
         return self.pattern.partition("{}")[0]
 
     @property
     def closing(self) -> str:
+        """The mark that ends a call."""
         return self.pattern.partition("{}")[2]
 
 
 def as_tool(own: object, where: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Tool:
-    """A user's plain function, called by `<its_name>…</its_name>`, or an object with a name, a
-    pattern and a call; what it returns stands in `<result>…</result>` unless it has a `reply`."""
+    """Return the tool of a user's function or callable object, after checking it.
+
+    The policy calls it by `<its_name>…</its_name>` unless it has a `pattern`, and reads the result
+    in `<result>…</result>` unless it has a `reply`. `where` names it in messages.
+    """
     if not callable(own):
         raise UserError(f"{where} is {type(own).__name__}, which cannot be called.")
     name = getattr(own, "name", None) or getattr(own, "__name__", None) or type(own).__name__
@@ -51,7 +57,7 @@ def as_tool(own: object, where: str, timeout_seconds: float = TIMEOUT_SECONDS) -
     if len(needed) > 1:
         raise UserError(
             f"{where} needs {len(needed)} arguments ({', '.join(needed)}), but a tool is called "
-            f"with one text, what stands between its marks; take that one and split it inside."
+            f"with one text, the one between its marks; take that one and split it inside."
         )
     if not accepts_text(own):
         raise UserError(f"{where} takes no argument by position, but a tool is called with one.")
@@ -59,7 +65,7 @@ def as_tool(own: object, where: str, timeout_seconds: float = TIMEOUT_SECONDS) -
 
 
 def required_parameters(function: Callable[..., object]) -> list[str]:
-    """Names of the arguments that a call cannot leave out; nothing where Python does not know."""
+    """Return the arguments that a call cannot leave out; none where Python does not know them."""
     return [
         p.name
         for p in _parameters(function)
@@ -68,7 +74,7 @@ def required_parameters(function: Callable[..., object]) -> list[str]:
 
 
 def accepts_text(function: Callable[..., object]) -> bool:
-    """Whether it can be called with one argument by position."""
+    """Return whether a function can be called with one positional argument."""
     try:
         inspect.signature(function).bind("")
     except TypeError:
@@ -86,11 +92,11 @@ def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 class ToolHandler:
-    """The tools of a run, and what a turn of the policy asks of them.
+    """The tools of a run: what to call for a turn of the policy.
 
-    A turn ends with the first closing mark. If that is `</answer>`, the episode is over. Else the
-    turn must hold one opening mark, that of the tool which is closed: with none, with one inside
-    another, or with two side by side nobody can say what was meant, and the call is invalid.
+    A turn ends with the first closing mark. If that is `</answer>`, the episode is over. Otherwise
+    the turn must contain one opening mark, that of the closed tool: with none, with one inside
+    another, or with two side by side the call is ambiguous and therefore invalid.
     """
 
     def __init__(self, tools: Sequence[Tool], where: str = "rollout.tools") -> None:
@@ -102,6 +108,7 @@ class ToolHandler:
         self.end_marks = (*(tool.closing for tool in tools), ANSWER[1])
 
     def next_call(self, turn: str) -> ToolRequest | InvalidCall | Done:
+        """Return what to do with a turn that ended with a closing mark."""
         closed = min(self.end_marks, key=lambda mark: turn.find(mark) % (len(turn) + 1))
         if closed == ANSWER[1]:
             return Done()
@@ -117,6 +124,7 @@ class ToolHandler:
         return InvalidCall(tool.name, before, why, tool.reply)
 
     def unfinished_call(self, turn: str) -> InvalidCall | None:
+        """Return the call that a turn which ended with EOS left open, if there is one."""
         for tool in self.tools:
             if tool.opening in turn:
                 arguments = turn.partition(tool.opening)[2]
@@ -124,7 +132,7 @@ class ToolHandler:
         return None
 
     def _opened(self, text: str) -> list[str]:
-        """Opening marks in the order in which they stand."""
+        """Return the opening marks of a text in their order."""
         marks = [*(tool.opening for tool in self.tools), ANSWER[0]]
         found = [
             (at, mark) for mark in marks for at in range(len(text)) if text.startswith(mark, at)

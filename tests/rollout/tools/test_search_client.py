@@ -8,7 +8,8 @@ import pytest
 from faults.hostile_retriever import SHAPES, answer, drip_body, drip_headers, hang, says, serving
 from helpers import table
 
-from tether.rollout.tools.search_client import BadAnswer, HttpRetriever, NoAnswer, parse_answer
+from tether.rollout.tools.search_client import HttpRetriever, parse_answer
+from tether.support.http import BadAnswer, NoAnswer
 
 
 def test_documents_and_scores_come_as_the_server_orders_them():
