@@ -31,7 +31,10 @@ class Done:
 class Episode(Protocol):
     """A prompt and all that follows it. EOS always ends it, without a call of `answer`."""
 
-    prompt_ids: list[int]
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt's ids."""
+        ...
 
     def add_token(self, token: int) -> bool:
         """Take the next sampled token; return whether the policy's turn ends with it."""
