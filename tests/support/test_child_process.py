@@ -90,18 +90,18 @@ def start(tmp_path, monkeypatch):
 
 def test_requests_are_answered_in_order_and_on_no_command_line(start):
     child = start({"secret": 1})
-    assert child.ask("é\n\ud800", 60)["echo"] == "é\n\ud800"
-    assert "secret" not in str(child.ask("x", 60)["arguments"])
+    assert child.ask("é\n\ud800", 60.0)["echo"] == "é\n\ud800"
+    assert "secret" not in str(child.ask("x", 60.0)["arguments"])
     child.send([json.dumps(3), json.dumps("last")])
-    assert [child.receive(60).get("i") for _ in range(3)] == [0, 1, 2]
-    assert child.receive(60)["echo"] == "last"
+    assert [child.receive(60.0).get("i") for _ in range(3)] == [0, 1, 2]
+    assert child.receive(60.0)["echo"] == "last"
 
 
 def test_megabytes_go_both_ways_without_waiting_for_each_other(start):
     child = start()
     texts = [str(i) * 100_000 for i in range(30)]
     child.send([json.dumps(text) for text in texts])
-    assert [child.receive(60)["echo"] for _ in texts] == texts
+    assert [child.receive(60.0)["echo"] for _ in texts] == texts
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_answer_that_cannot_come_is_one_sentence(start, request_, kind, sente
     child = start()
     began = time.monotonic()
     with pytest.raises(kind, match=sentence):
-        child.ask(request_, 0.3 if request_ == "hang" else 60)
+        child.ask(request_, 0.3 if request_ == "hang" else 60.0)
     assert time.monotonic() - began < 20
     child.kill()
     assert not child.usable
@@ -125,9 +125,9 @@ def test_an_answer_that_cannot_come_is_one_sentence(start, request_, kind, sente
 
 def test_an_answer_may_not_be_longer_than_agreed(start):
     child = start(max_answer_bytes=1 << 20)
-    assert child.ask("x" * 10**6, 60)
+    assert child.ask("x" * 10**6, 60.0)
     with pytest.raises(ChildFailed, match="wrote into the pipe"):
-        child.ask("x" * 2 * 10**6, 60)
+        child.ask("x" * 2 * 10**6, 60.0)
 
 
 def test_a_setup_may_be_refused_or_take_too_long(start):
@@ -139,24 +139,24 @@ def test_a_setup_may_be_refused_or_take_too_long(start):
 
 def test_prints_do_not_pass_for_answers(start):
     child = start()
-    assert child.ask("print", 60) == {"printed": True}
+    assert child.ask("print", 60.0) == {"printed": True}
 
 
 def test_a_fork_made_by_the_childs_code_answers_nothing(start):
     child = start()
-    assert child.ask("fork", 60)["pid"] > 0
+    assert child.ask("fork", 60.0)["pid"] > 0
     time.sleep(0.2)  # for the copy to answer out of turn
-    assert child.ask("x", 60)["echo"] == "x"
+    assert child.ask("x", 60.0)["echo"] == "x"
 
 
 def test_programs_that_it_starts_do_not_inherit_the_pipes(start):
-    assert start().ask("inherit", 60) == {"inherited": []}
+    assert start().ask("inherit", 60.0) == {"inherited": []}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS counts from /proc")
 def test_memory_is_limited_where_asked(start):
-    assert start().ask("fill", 60) == {"filled": True}
-    assert start("little memory").ask("fill", 60) == {"filled": False}
+    assert start().ask("fill", 60.0) == {"filled": True}
+    assert start("little memory").ask("fill", 60.0) == {"filled": False}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
@@ -202,4 +202,4 @@ def test_a_fork_of_the_parent_neither_uses_nor_kills_it(start):
         child.kill()
         os._exit(3 if usable else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
-    assert child.ask("x", 60)["echo"] == "x"
+    assert child.ask("x", 60.0)["echo"] == "x"

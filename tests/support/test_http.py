@@ -1,5 +1,6 @@
 """One bounded exchange with a server that may do anything."""
 
+import socket
 import time
 
 import pytest
@@ -9,8 +10,8 @@ from tether.errors import UserError
 from tether.support.http import BadAnswer, JsonClient, NoAnswer, bearer, refuse_userinfo
 
 
-def client(url: str, seconds: float = 10.0, retries: int = 0, **options) -> JsonClient:
-    return JsonClient(url, seconds, retries, max_bytes=100, pause_seconds=0.01, **options)
+def client(url: str, seconds: float = 10.0, retries: int = 0, max_bytes: int = 100) -> JsonClient:
+    return JsonClient(url, seconds, retries, max_bytes, pause_seconds=0.01)
 
 
 def test_the_answer_comes_as_it_was_sent_with_any_status_below_500():
@@ -34,7 +35,7 @@ def test_one_deadline_covers_every_attempt(behave):
     with serving(behave) as server:
         began = time.perf_counter()
         with pytest.raises(NoAnswer, match=r"^it took longer than 0\.5 s$"):
-            client(server.url, 0.5, retries=5).post({})
+            client(server.url, 0.5, retries=5, max_bytes=10**6).post({})
         assert time.perf_counter() - began < 2
 
 
@@ -46,10 +47,10 @@ def test_a_larger_answer_is_refused_and_not_asked_for_again():
 
 
 def test_nothing_listening_is_one_sentence():
-    with serving(says(b"")) as server:
-        url = server.url
-    with pytest.raises(NoAnswer, match=r"^ConnectError: [^\n]*$"):
-        client(url).post({})
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(NoAnswer, match=r"^ConnectError: [^\n]*$"):
+            client(f"http://127.0.0.1:{unused.getsockname()[1]}").post({})
 
 
 def test_an_address_with_a_password_is_refused_without_showing_it():
@@ -61,7 +62,7 @@ def test_an_address_with_a_password_is_refused_without_showing_it():
     refuse_userinfo("field", "http://h/a@b", "use a key")
 
 
-@pytest.mark.parametrize("key", ["", " \n", "a b", "a\x00b", "ключ"])
+@pytest.mark.parametrize("key", ["", " \n", "q w", "q\x00w", "ключ"])
 def test_a_key_that_a_header_cannot_carry_is_refused_without_showing_it(key):
     with pytest.raises(UserError, match="THE_KEY is empty, or holds") as raised:
         bearer(key, "THE_KEY")
