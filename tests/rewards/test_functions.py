@@ -59,7 +59,7 @@ def test_a_rule_is_found_by_name_and_a_function_by_file(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("exact_anwser", "no rule that ships.*exact_answer"),
+        ("exact_anwser", "not a rule that ships.*exact_answer"),
         ("{}/nowhere.py:f", "not a file"),
         ("{}/mine.py:missing", "has no function 'missing'"),
         ("{}/mine.py:number", "has no function 'number'"),

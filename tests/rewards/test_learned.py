@@ -277,7 +277,7 @@ def test_a_reward_model_beside_other_parts_is_refused(tiny_config, reward_dir):
             {"name": "length", "kind": "exact_answer"},
         ]
     }
-    with pytest.raises(UserError, match="a reward model stands alone"):
+    with pytest.raises(UserError, match="a reward model must be the whole reward"):
         tether.check(config)
 
 
