@@ -120,7 +120,7 @@ def test_recipes_lists_what_ships(tether):
         (["--model.actor", "no-model"], "No model at 'no-model'"),
         (["--reward.kind", "no_rule"], "reward.kind 'no_rule' is not a rule that ships"),
         (["--reward.kind", "no.py:f"], "reward.kind names no.py, which is not a file"),
-        (["--device", "abacus"], "device 'abacus' is not there"),
+        (["--device", "abacus"], "There is no device 'abacus'"),
         (["--rollout.max_response_tokens", "500"], "fills the 128 positions"),
     ],
 )

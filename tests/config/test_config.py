@@ -191,7 +191,9 @@ def test_shipped_recipes_are_valid(name):
     assert load_config(name).rows > 0
 
 
-@table(("content", "reason"), [("- 1\n", "no mapping"), ("a: [\n", "YAML"), (None, "No recipe")])
+@pytest.mark.parametrize(
+    ("content", "reason"), [("- 1\n", "no mapping"), ("a: [\n", "YAML"), (None, "No recipe")]
+)
 def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, reason):
     path = tmp_path / "r.yaml"
     if content is not None:

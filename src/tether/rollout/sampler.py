@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from tether.data.batching import concat_rollouts, own_rows
 from tether.dist.collectives import gather_results
 from tether.dist.fsdp import unsharded_model
+from tether.rollout.token_choice import Draw, Greedy
 from tether.types import Call, Prompts, Rollout
 
 
@@ -72,20 +73,6 @@ def tool_calls_of(episodes: Sequence[Episode]) -> tuple[tuple[Call, ...], ...]:
     """Return the tool calls of each episode; an empty tuple if there are none at all."""
     calls = tuple(tuple(getattr(episode, "calls", ())) for episode in episodes)
     return calls if any(calls) else ()
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Sample tokens with random numbers that are computed from this key."""
-
-    seed: int
-    purpose: str
-    iteration: int
-
-
-@dataclass(frozen=True)
-class Greedy:
-    """Always choose the likeliest token."""
 
 
 @runtime_checkable

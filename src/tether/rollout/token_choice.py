@@ -1,4 +1,9 @@
-"""Choosing a token from logits, without the state of a random generator."""
+"""Choosing a token from logits, without the state of a random generator.
+
+Without transformers either: `tether kl` draws its samples here.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -6,9 +11,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tether.algo.random import uniform
-from tether.rollout.sampler import Draw, Greedy
 
 BLOCK = 256  # tokens summed together before the cumulative sum
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Sample tokens with random numbers that are computed from this key."""
+
+    seed: int
+    purpose: str
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Always choose the likeliest token."""
 
 
 def choose_tokens(
