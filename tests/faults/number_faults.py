@@ -50,16 +50,16 @@ _iteration = -1  # that the sabotaged process is in; the self-check comes before
 
 
 def _count_iterations() -> None:
-    from tether.train import loop
+    from tether.train import ppo
 
-    original = loop.run_iteration
+    original = ppo.run_iteration
 
     def counted(iteration: int, *arguments: object) -> object:
         global _iteration
         _iteration = iteration
         return original(iteration, *arguments)
 
-    loop.run_iteration = counted
+    ppo.run_iteration = counted
 
 
 def _wrap(owner: object, name: str, spoil: Spoil, put: Callable) -> None:
@@ -121,7 +121,7 @@ def _new_log_probs(spoil: Spoil) -> None:
     def put(found: tuple, spoil: Spoil) -> tuple:
         return (_first_token(found[0], spoil), found[1]) if torch.is_grad_enabled() else found
 
-    _wrap(Policy, "read", spoil, put)
+    _wrap(Policy, "log_probs_and_entropies", spoil, put)
 
 
 def _values(spoil: Spoil) -> None:
@@ -136,7 +136,7 @@ def _new_values(spoil: Spoil) -> None:
     def put(values: torch.Tensor, spoil: Spoil) -> torch.Tensor:
         return _first_token(values, spoil) if torch.is_grad_enabled() else values
 
-    _wrap(Critic, "read", spoil, put)
+    _wrap(Critic, "values_from_states", spoil, put)
 
 
 def _gradients(spoil: Spoil) -> None:
