@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny_llama
-from helpers import mask_of, sequences_of
+from helpers import mask_of, sequences_of, tiny_llama
 
 from tether.models.critic import Critic, NoCritic
 from tether.models.policy import AdapterOffReference, FrozenReference, NoReference, Policy
