@@ -77,7 +77,7 @@ def test_every_config_field_has_one_row_with_its_type_range_and_default(script):
     )
     assert (
         "| `data.heldout` | string or list or null |  | `null` "
-        "| path of the prompts that only evaluation sees, or a list of {path, weight} |" in rows
+        "| path of the prompts for evaluation only, or a list of {path, weight} |" in rows
     )
 
 

@@ -79,7 +79,7 @@ def test_a_recipe_is_a_yaml_file_with_fields_over_it(tether, fields, tmp_path):
         (["sft", "--model.begin", "x"], "Unknown field model.begin"),
         (["sft", "rlhf"], "is a recipe of `tether train`"),
         (["reward-model", "--train.lr", "0"], "train.lr is 0"),
-        (["check", "rlhf"], "rlhf is a recipe of `tether train`, and of no other command"),
+        (["check", "rlhf"], "rlhf is a recipe of `tether train`, not of this command"),
         (["train", "rlhf", "--resume"], "To resume, say which run: --run.dir RUN"),
         (["sft", "--resume", "--model.start", "x", "--data.train", "y"], "To resume, say which"),
         (["train", "rlhf", "--task.pairs", "0"], "task.pairs is 0"),

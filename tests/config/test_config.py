@@ -192,7 +192,7 @@ def test_shipped_recipes_are_valid(name):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [("- 1\n", "no mapping"), ("a: [\n", "YAML"), (None, "No recipe")]
+    ("content", "reason"), [("- 1\n", "not a mapping"), ("a: [\n", "YAML"), (None, "No recipe")]
 )
 def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, reason):
     path = tmp_path / "r.yaml"

@@ -1,7 +1,7 @@
 """Every setting of a run: one frozen section per component. Imports no torch.
 
-The whole is validated once; unknown keys are errors, and nothing is changed after that. `load` says
-how a recipe's YAML becomes a Config.
+A config is validated once, unknown keys are errors, and nothing changes it afterwards. `load` turns
+a recipe's YAML into a Config.
 """
 
 from tether.config.algorithm import (

@@ -26,12 +26,12 @@ KlEstimator = Annotated[
 
 
 class KlInRewardSection(Section):
-    """The tether: beta times the KL to the reference, taken off every token's reward."""
+    """The KL penalty: beta times the KL to the reference, subtracted from every token's reward."""
 
     coef: NonNegativeFloat = 0.02
     """beta at the start; 0 = none"""
     estimator: KlEstimator = "k1"
-    """k1 (verl's `kl`) is right here; any other only as an ablation"""
+    """k1 or k1+ (verl's `kl`, `kl+`); the others are wrong here and need `ablation`"""
     ablation: bool = False
     """allow an estimator that is known to be wrong in this place"""
     controller: Literal["fixed", "adaptive"] = "fixed"
@@ -41,13 +41,13 @@ class KlInRewardSection(Section):
     horizon: PositiveInt = 10_000
     """rows over which the adaptive controller may change beta by a fifth"""
     unit: Literal["token", "sequence"] = "sequence"
-    """the KL that `target` speaks of: `kl/token_mean` or `kl/sequence_mean`"""
+    """which KL `target` is about: `kl/token_mean` or `kl/sequence_mean`"""
 
     @model_validator(mode="after")
     def _right_here(self) -> KlInRewardSection:
         if self.estimator == "full":
             raise ValueError(
-                "estimator full is the same for every token one could have sampled, so as a "
+                "estimator full is the same for every token that could have been sampled, so as a "
                 "reward it teaches nothing; write k1"
             )
         if self.estimator not in ("k1", "k1+") and not self.ablation:
@@ -64,7 +64,7 @@ class KlInLossSection(Section):
     coef: NonNegativeFloat = 0.0
     """weight of the term; 0 = none"""
     estimator: KlEstimator = "k3"
-    """k1 and k3 are weighted by the ratio, k2, full, k1+ and k3+ stand plain"""
+    """k1 and k3 are weighted by the ratio; k2, full, k1+ and k3+ are not"""
     weighting: Literal["auto", "plain", "ratio"] = "auto"
     """multiply the estimate by the differentiated ratio or not; auto does what is right"""
     ablation: bool = False
@@ -72,6 +72,7 @@ class KlInLossSection(Section):
 
     @property
     def by_ratio(self) -> bool:
+        """Return whether the estimate is multiplied by the ratio new/old."""
         if self.weighting == "auto":
             return self.estimator in ("k1", "k3")
         return self.weighting == "ratio"
@@ -99,7 +100,7 @@ class KlSection(Section):
     in_loss: KlInLossSection = KlInLossSection()
     """the KL term in the actor's loss"""
     refresh_reference_every: NonNegativeInt = 0
-    """make the reference a copy of the actor every so many iterations; 0 = never"""
+    """copy the actor into the reference every so many iterations; 0 = never"""
 
     @property
     def needs_reference(self) -> bool:
@@ -107,7 +108,7 @@ class KlSection(Section):
 
     @property
     def ablations(self) -> list[str]:
-        """Sections that were allowed to use an estimator known to be wrong there."""
+        """List the sections that are allowed to use an estimator known to be wrong there."""
         sections = {"kl.in_reward": self.in_reward, "kl.in_loss": self.in_loss}
         return [name for name, section in sections.items() if section.ablation]
 
@@ -122,9 +123,9 @@ class AdvantageSection(Section):
     lam: Share = 0.95
     """lambda of GAE: 1 trusts the rewards, 0 trusts the critic"""
     whiten: bool | None = None
-    """advantages of mean 0 and variance 1 for the policy loss; default: as the estimator does"""
+    """scale advantages to mean 0, variance 1 for the policy loss; default: as the estimator does"""
     truncation: Literal["zero", "bootstrap"] = "zero"
-    """what follows a truncated response: nothing, or the critic's value (it is then not scored)"""
+    """value after a truncated response: 0, or the critic's (the response is then not scored)"""
 
     @property
     def traits(self) -> EstimatorTraits:
@@ -145,11 +146,11 @@ class CriticSection(Section):
     minibatch_rows: PositiveInt | None = None
     """rows of one optimizer step; default: the actor's"""
     microbatch_tokens: PositiveInt = 4096
-    """padded tokens of one backward; changes memory, and no number beyond rounding"""
+    """padded tokens per backward pass; changes memory, and results only by rounding"""
     clip: PositiveFloat | None = 0.2
     """how far a value may move from the old one before its loss is flat; null = no clip"""
     max_grad_norm: PositiveFloat = 1.0
-    """the gradient is scaled down to this norm"""
+    """the gradient is clipped to this norm"""
     warmup_iterations: NonNegativeInt = 0
     """iterations in which only the critic learns, before the actor moves"""
     shared_trunk: bool = False
@@ -159,7 +160,7 @@ class CriticSection(Section):
 
 
 class UpdateSection(Section):
-    """What trace, page and trainer know of a kind of update beside its fields.
+    """What trainer, trace and page ask every kind of update, besides its fields.
 
     The loss itself is in the table of `algo/losses.py`, under the same kind.
     """
@@ -169,18 +170,25 @@ class UpdateSection(Section):
 
     @property
     def formula(self) -> str:
-        """The objective per token, with this section's numbers: r is the ratio new/old, A the
-        advantage, sg(x) the number x without its gradient."""
+        """Return the per-token objective with this section's numbers.
+
+        r is the ratio new/old, A the advantage, sg(x) the number x without its gradient.
+        """
         raise NotImplementedError
 
     @property
     def bound(self) -> str | None:
-        """When a token is inside the trust region; None for a kind without a bound per token."""
+        """Return when a token is inside the trust region; None for a kind without such a bound."""
+        return None
+
+    @property
+    def paper_aggregation(self) -> Aggregation | None:
+        """Return the aggregation that is part of this update's paper; None = the estimator's."""
         return None
 
     @property
     def needs_old_policy(self) -> bool:
-        """Whether the loss reads the old policy's whole distribution, so a copy of the actor."""
+        """Return whether the loss needs the old policy's full distribution: a copy of the actor."""
         return False
 
 
@@ -243,13 +251,13 @@ class TrpoUpdate(UpdateSection):
     max_kl: PositiveFloat = 0.01
     """delta: the largest mean KL per token from the old to the new policy, exact, in nats"""
     cg_iterations: PositiveInt = 10
-    """conjugate-gradient iterations; each reads all rows, forward and backward"""
+    """conjugate-gradient iterations; each runs all rows forward and backward"""
     damping: PositiveFloat = 0.1
     """added to the Fisher matrix's diagonal while solving"""
     backtracks: NonNegativeInt = 10
-    """times the step may be shortened before it is refused"""
+    """times the step may be shortened before it is rejected"""
     backtrack_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.7
-    """what each shortening leaves of it"""
+    """factor by which each of these shortens it"""
 
     @property
     def formula(self) -> str:
@@ -294,12 +302,16 @@ class GspoUpdate(UpdateSection):
         return f"min(s·A, clip(s, {bounds})·A), s = exp(mean log r)"
 
     @property
+    def paper_aggregation(self) -> Aggregation:
+        return "seq_mean_token_mean"
+
+    @property
     def bound(self) -> str:
         return f"{1 - self.eps_low:g} ≤ s ≤ {1 + self.eps_high:g}"
 
 
 class CispoUpdate(UpdateSection):
-    """CISPO: the clipped ratio only weighs a token's gradient, so no token loses it."""
+    """CISPO: the clipped ratio only scales a token's gradient, so every token has one."""
 
     kind: Literal["cispo"]
     """clipped importance weights"""
@@ -367,14 +379,14 @@ class ActorSection(Section):
     minibatch_rows: PositiveInt = 64
     """rows of one optimizer step"""
     microbatch_tokens: PositiveInt = 4096
-    """padded tokens of one backward; changes memory, and no number beyond rounding"""
+    """padded tokens per backward pass; changes memory, and results only by rounding"""
     entropy_coef: NonNegativeFloat = 0.0
     """weight of the entropy bonus"""
     max_grad_norm: PositiveFloat = 1.0
-    """the gradient is scaled down to this norm"""
+    """the gradient is clipped to this norm"""
     aggregation: Aggregation | None = None
-    """how token losses become one number; default: that of the update's and estimator's paper"""
+    """how per-token losses are averaged; default: as in the update's or the estimator's paper"""
     stop_kl: PositiveFloat | None = None
-    """drop the rest of an iteration's steps once the KL from the old policy exceeds this"""
+    """skip the rest of an iteration's steps once the KL from the old policy exceeds this"""
     update: Update = ClipUpdate()
     """the trust region and its own fields"""

@@ -19,13 +19,15 @@ Aggregation = Literal[
 
 
 def cores() -> int:
-    """The CPU cores that this process may use: its share, where torchrun started several."""
+    """Count the CPU cores that this process may use: its share, where torchrun started several."""
     affinity = getattr(os, "sched_getaffinity", None)
     here = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class Section(BaseModel):
+    """A frozen group of settings; unknown keys, infinities and NaN are errors."""
+
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
@@ -36,8 +38,10 @@ OwnCode = Annotated[str, Field(pattern=r"^(.*\.py|[A-Za-z_]\w*(\.\w+)*):\w+$")]
 
 
 def count_values(value: Any, limit: int) -> int:
-    """Count the values of a YAML file as JSON would write them, up to `limit`: its aliases can
-    stand for many. One that holds itself is a RecursionError."""
+    """Count the values of parsed YAML as JSON would write them, up to `limit`.
+
+    An alias counts as everything it stands for; one that contains itself is a RecursionError.
+    """
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     total = 1
     for item in inner:

@@ -1,4 +1,4 @@
-"""Recipes: from YAML and dotted overrides to a validated Config, or one sentence that says why not.
+"""Load recipes: from YAML and dotted overrides to a validated Config, or one sentence per mistake.
 
 Overrides are merged into the recipe's mapping, and the whole is validated once. Imports no torch.
 """
@@ -27,8 +27,8 @@ from tether.run.directory import CONFIG, RECIPE, started_in
 from tether.support.strict_yaml import load_yaml
 
 FOLDER = Path(__file__).parent.parent / "recipes"
-# What people type who come from other systems.
-ELSEWHERE = {
+# Fields by the names that other systems have for them.
+OTHER_NAMES = {
     "learning_rate": "actor.lr",
     "beta": "kl.in_reward.coef",
     "kl_coef": "kl.in_reward.coef",
@@ -83,7 +83,7 @@ ELSEWHERE = {
     "model_name_or_path": "model.actor",
     "reward_funcs": "reward.kind",
 }
-ALIKE = 0.6  # of two names, from which on one may be a slip of the other
+ALIKE = 0.6  # difflib's similarity from which on one name may be a misspelling of another
 DEFAULT_KIND = "clip"  # of actor.update
 MAX_VALUES = 100_000  # of a recipe
 
@@ -95,21 +95,24 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     schema: type[Schema] = Config,
 ) -> Schema:
-    """A shipped recipe's name or a YAML path, with dotted overrides: {"actor.lr": 1e-4}.
+    """Load a shipped recipe or a YAML file, with dotted overrides: {"actor.lr": 1e-4}.
 
-    `schema` is what it has to be a recipe of: PPO, or one of `tether.config.stages`.
+    `schema` says which kind of recipe it must be: PPO, or one of `tether.config.stages`.
     """
     mapping, written = _from_its_folder(_find(recipe), read_recipe(recipe))
     _refuse_other_stage(recipe, mapping, schema)
     _drop_shipped_heldout(mapping, overrides or {})
     merge_overrides(mapping, overrides or {}, schema)
     config = validate_config(mapping, schema)
-    return config.written_as(written) if isinstance(config, RunConfig) else config
+    if isinstance(config, RunConfig):
+        config.written_as(written)
+    return config
 
 
 def _from_its_folder(path: Path, mapping: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Make the relative paths of a run's config.yaml mean what they meant where the run was
-    started; also return how they were written. A recipe's are meant from where the command runs.
+    """Resolve the relative paths of a run's config.yaml against the folder it was started in.
+
+    Also return {resolved: as written}. The paths of a recipe are relative to the current folder.
     """
     folder = started_in(path.parent) if path.name in (CONFIG, RECIPE) else None
     written: dict[str, str] = {}
@@ -118,20 +121,22 @@ def _from_its_folder(path: Path, mapping: dict[str, Any]) -> tuple[dict[str, Any
     model = mapping.get("model")
     hub = isinstance(model, dict) and model.get("hub") is True
 
-    def locate(given: str) -> str:
-        there = folder / given  # of an absolute path, the path itself
-        here_alone = not there.exists() and (hub or Path(given).exists())
-        if is_shipped(given) or there == Path(given) or here_alone:
-            return given
-        written[str(there)] = given
+    def locate(path: str) -> str:
+        there = folder / path  # an absolute path stays as it is
+        only_here = not there.exists() and (hub or Path(path).exists())
+        if is_shipped(path) or there == Path(path) or only_here:
+            return path
+        written[str(there)] = path
         return str(there)
 
     return map_paths(mapping, locate), written
 
 
 def _drop_shipped_heldout(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Held-out prompts that ship belong to training data that ship: with data of the user's own
-    they would measure another task, and ask the reward about columns that it does not know."""
+    """Drop the recipe's shipped held-out prompts when the user brings other training data.
+
+    They would measure another task, and lack the columns that the user's reward asks for.
+    """
     data = mapping.get("data")
     if "data.train" not in overrides or "data.heldout" in overrides or not isinstance(data, dict):
         return
@@ -141,6 +146,7 @@ def _drop_shipped_heldout(mapping: dict[str, Any], overrides: Mapping[str, Any])
 
 
 def validate_config(mapping: Mapping[str, Any], schema: type[Schema] = Config) -> Schema:
+    """Validate a recipe's mapping; raise a UserError with one sentence per mistake."""
     try:
         return schema.model_validate(mapping)
     except ValidationError as error:
@@ -150,18 +156,20 @@ def validate_config(mapping: Mapping[str, Any], schema: type[Schema] = Config) -
 def _refuse_other_stage(
     recipe: str | os.PathLike[str], mapping: Mapping[str, Any], schema: type[BaseModel]
 ) -> None:
-    """The file of one command given to another: none of its fields would fit."""
+    """Refuse the recipe of another command with one sentence, not one per field that is unknown."""
     stage, field = mapping.get("stage"), schema.model_fields.get("stage")
     if stage is not None and stage != (field.default if field else None):
         command = "train" if stage == "rlhf" else stage
-        raise UserError(f"{recipe} is a recipe of `tether {command}`, and of no other command.")
+        raise UserError(f"{recipe} is a recipe of `tether {command}`, not of this command.")
 
 
 def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes of this package by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def read_recipe(recipe: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a recipe's mapping as its file has it, not yet validated."""
     path = _find(recipe)
     try:
         mapping = load_yaml(path.read_text(encoding="utf-8"))
@@ -174,8 +182,8 @@ def read_recipe(recipe: str | os.PathLike[str]) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{path} is nested too deeply to be a recipe.") from None
     if not isinstance(mapping, dict):
-        raise UserError(f"{path} holds no mapping of sections; see `tether train --help`.")
-    if values >= MAX_VALUES:  # they would be quoted whole in a sentence about one of them
+        raise UserError(f"{path} is not a mapping of sections; see `tether train --help`.")
+    if values >= MAX_VALUES:  # an error about one field could quote all of them
         raise UserError(f"{path} holds more than {MAX_VALUES:,} values, so it is not a recipe.")
     return mapping
 
@@ -188,14 +196,14 @@ def _find(recipe: str | os.PathLike[str]) -> Path:
         hint = f"did you mean {close[0]!r}?" if close else f"shipped: {', '.join(shipped)}."
         raise UserError(f"No recipe or YAML file {str(recipe)!r}; {hint}")
     if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"{path} is no recipe: its name must end in .yaml.")
+        raise UserError(f"{path} is not a recipe: its name must end in .yaml.")
     return path
 
 
 def merge_overrides(
     mapping: dict[str, Any], overrides: Mapping[str, Any], schema: type[BaseModel] = Config
 ) -> None:
-    """Put dotted overrides in place; another `kind` takes the fields of the old one away first."""
+    """Merge dotted overrides into the mapping; a new `kind` first removes the old one's fields."""
     kinds_first = sorted(overrides.items(), key=lambda item: item[0] != "actor.update.kind")
     for dotted, value in kinds_first:
         section, field = _find_section(mapping, dotted, schema)
@@ -221,8 +229,8 @@ def _find_section(
 
 
 def _sentence(error: dict[str, Any], schema: type[BaseModel]) -> str:
-    """One pydantic error as one sentence with the field and what to write."""
-    # Inside a union the location names the kind as well, which is no part of the dotted name.
+    """Say one pydantic error as one sentence with the field and what to write."""
+    # Inside a union the location also names the kind, which is not part of the dotted name.
     field = ".".join(str(part) for part in error["loc"] if part not in (*UPDATE_KINDS, *TOOL_TAGS))
     match error["type"]:
         case "extra_forbidden":
@@ -246,10 +254,10 @@ def _unknown(field: str, schema: type[BaseModel]) -> str:
     if field in known:
         return f"{field} is a field of another kind; see `tether train --help`."
     leaf = field.rsplit(".", 1)[-1]
-    # A right name in a wrong section is the likelier slip, so leaves are compared first.
+    # A right name in a wrong section is the likelier mistake, so leaves are compared first.
     same_leaf = [dotted for dotted in known if dotted.rsplit(".", 1)[-1] == leaf]
-    renamed = [ELSEWHERE[leaf]] if ELSEWHERE.get(leaf) in known else []
-    # Names are compared within the section first: a long one in common would make all alike.
+    renamed = [OTHER_NAMES[leaf]] if OTHER_NAMES.get(leaf) in known else []
+    # Names are compared within the section first: a long common prefix would make all similar.
     section = field.rpartition(".")[0]
     beside = {d.rpartition(".")[2]: d for d in known if d.rpartition(".")[0] == section}
     slip = [beside[name] for name in difflib.get_close_matches(leaf, beside, 1, cutoff=ALIKE)]

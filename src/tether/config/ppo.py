@@ -32,7 +32,7 @@ from tether.config.run import (
 
 
 class Config(RunConfig):
-    """One run. Sections stand in the order in which data flows through them."""
+    """One run. Sections are in the order in which data flows through them."""
 
     run: RunSection = RunSection()
     model: ModelSection
@@ -49,7 +49,7 @@ class Config(RunConfig):
     @model_validator(mode="before")
     @classmethod
     def _workers_share_the_cores(cls, given: Any) -> Any:
-        """As torchrun's do, which `cores` knows of; those that Ray places are yet to start."""
+        """Divide the cores by the workers that Ray will start; `cores` only knows torchrun's."""
         launch = given.get("launch") if isinstance(given, dict) else None
         if not isinstance(launch, dict) or launch.get("kind") != "ray" or "threads" in given:
             return given
@@ -59,7 +59,7 @@ class Config(RunConfig):
 
     @cached_property
     def rows(self) -> int:
-        """Sampled responses an iteration."""
+        """Return the number of sampled responses per iteration."""
         return self.rollout.prompts * self.rollout.samples_per_prompt
 
     @cached_property
@@ -71,26 +71,24 @@ class Config(RunConfig):
         return self.kl.needs_reference and self.kl.refresh_reference_every > 0
 
     @cached_property
-    def papers_aggregation(self) -> Aggregation:
-        """The one without which the loss is not that of the update's or the estimator's paper."""
-        if self.actor.update.kind == "gspo":
-            return "seq_mean_token_mean"
-        return self.advantage.traits.aggregation
+    def paper_aggregation(self) -> Aggregation:
+        """Return the aggregation of the paper: the update's if it has one, else the estimator's."""
+        return self.actor.update.paper_aggregation or self.advantage.traits.aggregation
 
     @cached_property
     def aggregation(self) -> Aggregation:
-        return self.actor.aggregation or self.papers_aggregation
+        return self.actor.aggregation or self.paper_aggregation
 
     @property
     def departures(self) -> list[str]:
-        """Settings that make the run another algorithm than the one it names."""
-        if self.aggregation == self.papers_aggregation or self.papers_aggregation == "token_mean":
+        """List the settings that make the run another algorithm than the one it names."""
+        if self.aggregation == self.paper_aggregation or self.paper_aggregation == "token_mean":
             return []
-        kind = self.actor.update.kind
-        name = kind if kind == "gspo" else self.advantage.estimator
+        update = self.actor.update
+        name = update.kind if update.paper_aggregation else self.advantage.estimator
         return [
             f"actor.aggregation is {self.aggregation}, but {name} is its paper's loss only with "
-            f"{self.papers_aggregation}; leave the field out"
+            f"{self.paper_aggregation}; leave the field out"
         ]
 
     @cached_property
@@ -215,8 +213,8 @@ class Config(RunConfig):
             "critic.shared_trunk": self.critic.shared_trunk,
             "actor.stop_kl": self.actor.stop_kl is not None,
         }
-        for field, given in refused.items():
-            if given:
+        for field, is_set in refused.items():
+            if is_set:
                 raise ValueError(
                     f"{field} does not go with actor.update.kind trpo, whose one step maximises "
                     f"the surrogate alone; leave it out"
@@ -228,7 +226,7 @@ class Config(RunConfig):
             )
         if self.rows < 2:
             raise ValueError(
-                "actor.update.kind trpo needs at least 2 rows an iteration; raise rollout.prompts"
+                "actor.update.kind trpo needs at least 2 rows per iteration; raise rollout.prompts"
             )
         return self
 
@@ -263,14 +261,14 @@ class Config(RunConfig):
         kl = self.kl.in_reward
         if kl.controller == "adaptive" and self.rows >= 5 * kl.horizon:
             raise ValueError(
-                f"kl.in_reward.horizon is {kl.horizon}, too short for {self.rows} rows an "
+                f"kl.in_reward.horizon is {kl.horizon}, too short for {self.rows} rows per "
                 f"iteration: beta could reach zero in one step; write more than {self.rows // 5}"
             )
         return self
 
 
 def walk_fields(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf field as (dotted name, pydantic FieldInfo), in order."""
+    """Yield every leaf field as (dotted name, pydantic FieldInfo), in order."""
     for name, info in section.model_fields.items():
         dotted = f"{prefix}{info.alias or name}"
         sections = [

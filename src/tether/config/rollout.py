@@ -29,7 +29,7 @@ class ToolSection(Section):
 
 
 class SearchTool(ToolSection):
-    """`<search>query</search>`: documents of a corpus here, or of a server elsewhere."""
+    """`<search>query</search>`: documents of a local corpus, or of a server."""
 
     kind: Literal["search"]
     """retrieval"""
@@ -40,13 +40,13 @@ class SearchTool(ToolSection):
     key_variable: Annotated[str, Field(pattern=r"^\w+$")] | None = None
     """the environment variable that holds the server's API key, sent as a bearer token"""
     topk: PositiveInt = 3
-    """documents a query gets"""
+    """documents returned per query"""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
-    """what a broken line of the corpus does: stop before training, or be left out and named"""
+    """what to do with a malformed corpus line: stop before training, or skip it and report it"""
     retries: NonNegativeInt = 2
-    """times a request to the server is made again, within timeout_seconds for all of them"""
+    """times a failed request to the server is repeated, within timeout_seconds for all of them"""
     max_bytes: PositiveInt = 1_000_000
-    """a server's answer that is larger is refused"""
+    """a larger response of the server is refused"""
 
     @model_validator(mode="after")
     def _one_source(self) -> SearchTool:
@@ -69,7 +69,7 @@ class CalculatorTool(ToolSection):
 
 
 class OwnTool(ToolSection):
-    """A function of one's own, or an object with a name, a pattern and a call."""
+    """A function of the user, or an object with a name, a pattern and a call."""
 
     kind: OwnCode
     """path/file.py:function or package.module:function"""
@@ -91,16 +91,16 @@ AnyTool = Annotated[
 
 
 class VllmSection(Section):
-    """vLLM as the sampler, where rollout.sampler says so."""
+    """Settings of vLLM, used with rollout.sampler vllm."""
 
     colocated: bool = False
-    """run it inside the training process; else in a process of its own beside it"""
+    """run it inside the training process; false: in a process of its own"""
     cache_gigabytes: PositiveFloat = 1.0
-    """memory for its key-value cache; rows beyond that wait for a place"""
+    """memory for its key-value cache; rows that do not fit wait"""
 
 
 class CorrectionSection(Section):
-    """Rollout correction: what a token's policy loss is weighed by when another engine sampled."""
+    """Rollout correction: importance weights of the policy loss when another engine sampled."""
 
     kind: Literal["none", "token", "sequence"] = "token"
     """the trainer's probability over the sampler's: of each token, or of the row as a whole"""
@@ -112,31 +112,31 @@ class RolloutSection(Section):
     """How responses are sampled."""
 
     prompts: PositiveInt = 64
-    """prompts an iteration"""
+    """prompts per iteration"""
     samples_per_prompt: PositiveInt = 4
     """responses sampled for each prompt"""
     max_response_tokens: PositiveInt = 128
     """a response that has not ended by then is truncated; with tools the default is 384"""
     temperature: PositiveFloat = 1.0
-    """divides the logits, in sampling and in every log-prob alike"""
+    """divides the logits, both in sampling and in every log-prob"""
     sampler: Literal["local", "vllm"] = "local"
-    """who samples: the training process with its own weights, or vLLM with a copy of them"""
+    """what samples: the training process with its own weights, or vLLM with a copy of them"""
     cache_tokens: PositiveInt = 16_384
-    """tokens that the local sampler's key-value cache holds; rows beyond that wait for a place"""
+    """tokens that the local sampler's key-value cache holds; rows that do not fit wait"""
     vllm: VllmSection = VllmSection()
     """settings of vLLM"""
     correction: CorrectionSection | None = None
-    """weights for rows of another engine; default: token with cap 2 for vllm, none for local"""
+    """importance weights for another engine; default: token with cap 2 for vllm, none for local"""
     reuse_log_probs: bool = False
-    """take the sampler's log-probs for the old ones and save a pass; ratios start at 1 ± 1e-4"""
+    """use the sampler's log-probs as the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []
     """what the policy may call: `calculator`, {kind: search, corpus: FILE}, path/file.py:name"""
     environment: OwnCode | None = None
-    """path/file.py:make; what it makes for each row, with `reset` and `step`, answers the policy"""
+    """path/file.py:make, called once per row; it returns an object with `reset` and `step`"""
     max_turns: PositiveInt = 4
     """times the policy may write in an episode; a call that ends its last turn is not made"""
     max_observation_tokens: PositiveInt = 128
-    """what a tool or environment says is cut to so many tokens, visibly"""
+    """output of a tool or environment is cut to this many tokens, with a mark"""
     max_failed_share: Share = 0.5
     """stop the run when more than this share of an iteration's calls failed; 1 = never"""
     state_masking: bool = True
@@ -148,19 +148,19 @@ class RolloutSection(Section):
 
     @property
     def corrected_by(self) -> CorrectionSection:
-        """The correction, resolved."""
+        """Return the correction, with the sampler's default where the field is empty."""
         usual = CorrectionSection(kind="none" if self.sampler == "local" else "token")
         return usual if self.correction is None else self.correction
 
     @property
     def may_mismatch(self) -> bool:
-        """The sampler's log-probs are worth measuring against the trainer's."""
+        """Return whether the sampler's log-probs are to be compared with the trainer's."""
         return self.sampler != "local" or self.corrected_by.kind != "none"
 
     @model_validator(mode="before")
     @classmethod
     def _room_for_observations(cls, given: Any) -> Any:
-        """What tools say counts as part of a response, so it needs more room than one without."""
+        """Raise the default length with tools, whose output counts as part of a response."""
         if not isinstance(given, dict) or "max_response_tokens" in given:
             return given
         talks = given.get("tools") or given.get("environment") is not None
@@ -199,11 +199,11 @@ class RewardPart(Section):
     """One of several rewards that are summed."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
-    """what it is called in metrics and rollouts"""
+    """its name in metrics and rollouts"""
     kind: str
     """a rule that ships, `path/file.py:function` or `package.module:function`"""
     weight: float = 1.0
-    """what its number is multiplied by before it is added to the score"""
+    """factor of its value in the score"""
     arguments: dict[str, Any] = {}
     """constants for the function, by the names of its parameters"""
 
@@ -241,6 +241,6 @@ class RewardSection(Section):
 
     @property
     def label(self) -> str:
-        """In a few words: the kind, or the weighted sum."""
+        """Return the kind, or the weighted sum in a few words."""
         parts = self.parts or ()
         return self.kind or " + ".join(f"{part.weight:g} x {part.name}" for part in parts)

@@ -40,25 +40,25 @@ class RunSection(Section):
     rollouts_every: NonNegativeInt = 10
     """write rollouts/ every so many iterations, besides the first and the last; 0 = never"""
     rollouts_rows: PositiveInt = 64
-    """rows kept of each written iteration: whole groups, evenly spaced"""
+    """rows written of each such iteration: whole groups, evenly spaced"""
     trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = []
-    """who gets a copy of the numbers, each by a process that only reads the run's files"""
+    """trackers that get a copy of the metrics, each a process that only reads the run's files"""
 
 
 Dtype = Literal["float32", "float64", "bfloat16"]
-# Its 8 bits hold no small step: at a learning rate of 1e-6, 99 of 100 weights would never move.
+# Its 8-bit mantissa rounds small steps away: at learning rate 1e-6, 99 of 100 weights never move.
 TOO_COARSE_TO_LEARN = "bfloat16"
 
 
 class LoraSection(Section):
-    """LoRA: the base stays as it is, and only a pair of thin matrices beside its layers learns."""
+    """LoRA: the base is frozen, and a pair of low-rank matrices beside each layer is trained."""
 
     rank: PositiveInt = 16
-    """the thin side of the matrices"""
+    """rank of the matrices"""
     alpha: PositiveFloat = 32.0
     """the adapter's output is multiplied by alpha / rank"""
     targets: Annotated[list[str], Field(min_length=1)] | None = None
-    """names of the linear layers that get one, such as q_proj; default: all below the head"""
+    """names of the linear layers with an adapter, such as q_proj; default: all below the head"""
 
 
 class ModelSection(Section):
@@ -71,23 +71,23 @@ class ModelSection(Section):
     critic: str | None = None
     """where the critic starts: a trunk under a zero head, or a reward model; default: the actor"""
     hub: bool = False
-    """let a name that is no directory be fetched from the Hugging Face hub"""
+    """download a model whose name is not a directory from the Hugging Face hub"""
     dtype: Dtype = "float32"
-    """number format of all weights without one below; bfloat16 only for those that do not learn"""
+    """number format of weights without one below; bfloat16 only for weights that are not trained"""
     reference_dtype: Dtype | None = None
     """number format of the reference's weights"""
     critic_dtype: Dtype | None = None
     """number format of the critic's weights"""
     gradient_checkpointing: bool = False
-    """keep one state a layer for the backward pass and compute the rest again: slower, smaller"""
+    """store one state per layer and recompute the rest in the backward pass: slower, less memory"""
     lora: LoraSection | None = None
-    """train an adapter on the actor; its base, the adapter off, is then the reference"""
+    """train an adapter on the actor; its base, without the adapter, is then the reference"""
     critic_lora: LoraSection | None = None
     """train an adapter and the value head, not the critic's whole trunk"""
 
     @property
     def adapter_off_is_reference(self) -> bool:
-        """The actor's base serves as the reference, so there is no second copy of it."""
+        """Return whether the actor's base serves as the reference, without a second copy of it."""
         return self.lora is not None and self.reference in (None, self.actor)
 
 
@@ -97,11 +97,11 @@ class DataFile(Section):
     path: str
     """a `.jsonl`, `.csv` or `.parquet` file"""
     weight: PositiveFloat = 1.0
-    """how often its turn comes, relative to the other files"""
+    """how often it is drawn from, relative to the other files"""
 
 
 def _path_or_files(value: Any) -> Any:
-    """One sentence for whatever is neither, as a union would give one for each of its members."""
+    """Validate a path or a list of files by hand: a union would report one error per member."""
     if isinstance(value, str):
         return value
     try:
@@ -125,7 +125,7 @@ class DataSection(Section):
         str | DataFiles | None,
         BeforeValidator(lambda value: None if value is None else _path_or_files(value)),
     ] = None
-    """path of the prompts that only evaluation sees, or a list of {path, weight}"""
+    """path of the prompts for evaluation only, or a list of {path, weight}"""
     prompt_column: str = "prompt"
     """the column that holds the prompt: text, or a list of messages"""
     columns: dict[str, str] = {}
@@ -133,58 +133,58 @@ class DataSection(Section):
     system_prompt: str | None = None
     """a system turn before every prompt that has none; needs a chat template"""
     date: datetime.date | None = None
-    """the day that a chat template is told, YYYY-MM-DD; default: that on which the run starts"""
+    """the date that a chat template is told, YYYY-MM-DD; default: the day the run starts"""
     max_prompt_tokens: PositiveInt = 512
     """a longer prompt is refused before training, by row"""
     shuffle: bool = True
-    """a fresh order each data pass; without it, file order"""
+    """a new order in each pass over the data; false: file order"""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
-    """what a broken row does: stop before training, with its line, or be left out and named"""
+    """what to do with a malformed row: stop before training, or skip it; both name its line"""
 
     def files(self, split: Literal["train", "heldout"]) -> list[DataFile]:
-        """The files of a split; a path alone is a list of one."""
-        given = self.train if split == "train" else self.heldout
-        return [DataFile(path=given)] if isinstance(given, str) else given or []
+        """Return the files of a split; a path alone is a list of one."""
+        files = self.train if split == "train" else self.heldout
+        return [DataFile(path=files)] if isinstance(files, str) else files or []
 
 
 class TrainSection(Section):
-    """How long, and how often the rest happens."""
+    """How long to train, and how often to evaluate and save."""
 
     iterations: PositiveInt = 100
     """rollout batches to train on"""
     eval_every: NonNegativeInt = 0
     """evaluate every so many iterations, besides before and after; 0 = never"""
     eval_prompts: PositiveInt = 512
-    """held-out prompts an evaluation uses, from the top of the file"""
+    """held-out prompts per evaluation, from the top of the file"""
     checkpoint_every: NonNegativeInt = 10
     """save every so many iterations, besides at the end and on a signal; 0 = never"""
     keep_last: PositiveInt = 2
-    """newest checkpoints kept"""
+    """how many of the newest checkpoints to keep"""
     keep_best: NonNegativeInt = 1
-    """checkpoints kept besides for their held-out score, among those that were evaluated"""
+    """how many others to keep for their held-out score, among those that were evaluated"""
 
 
 class LaunchSection(Section):
-    """Who starts the processes, and how the weights lie over them."""
+    """How processes are started, and how weights are spread over them."""
 
     kind: Literal["local", "ray"] = "local"
     """local: this process, or those that torchrun started; ray: workers that Ray Train places"""
     num_workers: PositiveInt | None = None
     """processes; default: as many as torchrun started, else 1"""
     address: str | None = None
-    """of the Ray cluster, such as ray://head:10001; default: one of this machine's own"""
+    """address of the Ray cluster, such as ray://head:10001; default: a new one on this machine"""
     max_restarts: NonNegativeInt = 2
-    """times that Ray starts lost workers anew; they go on from the newest checkpoint"""
+    """times that Ray restarts lost workers; they resume from the newest checkpoint"""
     weights: Literal["replicated", "sharded"] = "replicated"
-    """whole on every process, or a part on each, by FSDP2"""
+    """a full copy on every process, or sharded over them by FSDP2"""
     tensor_parallel: PositiveInt = 1
     """processes that share the layers of one copy of a model"""
     timeout_seconds: PositiveFloat = 600.0
-    """a process that keeps the others waiting for longer ends the run, by name"""
+    """the run ends if a process keeps the others waiting for longer; the error names it"""
     teraflops: PositiveFloat | None = None
-    """what a device computes, in 1e12 operations a second, for the times of `tether check`"""
+    """speed of a device, in 1e12 operations per second, for the times of `tether check`"""
     link_gigabytes: PositiveFloat | None = None
-    """what a device sends and receives, in 1e9 bytes a second, for the same"""
+    """bandwidth of a device, in 1e9 bytes per second, for the same"""
 
     @model_validator(mode="after")
     def _address_has_no_secret(self) -> LaunchSection:
@@ -209,44 +209,48 @@ class LaunchSection(Section):
 
 
 class RunConfig(Section):
-    """What every kind of run has: of PPO, and of the stages before it."""
+    """The fields that every kind of run has: PPO, and the stages before it."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
     """version of this file's layout"""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
-    """every random number is computed from it"""
+    """every random number is derived from it"""
     device: str = "auto"
     """cpu, cuda, or auto: cuda if there is one"""
     threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
-    """CPU threads; the same number gives the same bits (default: the cores at hand)"""
+    """CPU threads; the same number gives the same bits (default: the available cores)"""
 
     _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def written_as(self, paths: Mapping[str, str]) -> Self:
-        """Remember how paths that were made absolute stand in the file that they came from."""
+        """Remember how paths that were made absolute are written in the file they came from."""
         self._as_written.update(paths)
         return self
 
     @property
     def paths_as_written(self) -> dict[str, str]:
+        """Return {absolute path: as its file writes it}."""
         return dict(self._as_written)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the resolved config, with paths as they were written: a run that goes on in
-        another folder stays the same run. `run.dir` is left out: the file itself lies there."""
+        """Return the resolved config, with paths as written and without `run.dir`.
+
+        A run that is resumed from another folder, or was moved, thus has the same config.
+        """
         found = self.model_dump(mode="json", by_alias=True, exclude={"run": {"dir"}})
         return map_paths(found, lambda path: self._as_written.get(path, path))
 
     def to_yaml(self) -> str:
+        """Return `to_dict` as YAML: the text of config.yaml."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
 
 def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Return a copy of a config's mapping with the path of every file and model changed.
 
-    It need not be valid: what is not there, or is not what it should be, stays as it is.
+    The mapping need not be valid: what is missing or of another type is left alone.
     """
     found = copy.deepcopy(dict(mapping))
 
@@ -256,7 +260,7 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
                 section[name] = change(section[name])
 
     def kind(value: str) -> str:
-        """Of `path/file.py:name` and `model:PATH`; a rule that ships has no path."""
+        """Change the path in `path/file.py:name` or `model:PATH`; a shipped rule has none."""
         if value.startswith("model:"):
             return f"model:{change(value.removeprefix('model:'))}"
         path, colon, name = value.rpartition(":")
@@ -273,9 +277,10 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
     for file in [*items(data, "train"), *items(data, "heldout")]:
         put(file, "path")
     put(rollout, "environment", change=kind)
-    for number, tool in enumerate(items(rollout, "tools")):
+    tools = items(rollout, "tools")
+    for number, tool in enumerate(tools):
         if isinstance(tool, str):
-            rollout["tools"][number] = kind(tool)
+            tools[number] = kind(tool)
         put(tool, "kind", change=kind)
         put(tool, "corpus")
     put(reward, "kind", change=kind)

@@ -1,6 +1,6 @@
 """The settings of the two stages before PPO, and of a recipe that runs all three. No torch.
 
-The manners are those of `config`: frozen sections, unknown keys are errors, one validation.
+As in `config`, sections are frozen, unknown keys are errors, and all is validated once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StageModelSection(Section):
     start: str
     """what training starts from: a local Hugging Face directory, or `tether:starter`"""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    """number format of all weights; bfloat16 is refused, as all of them learn"""
+    """number format of all weights; bfloat16 is refused, as all of them are trained"""
 
     @model_validator(mode="after")
     def _fine_enough(self) -> StageModelSection:
@@ -58,13 +58,13 @@ class ConversationSection(Section):
     train: str
     """path of the training rows"""
     heldout: str | None = None
-    """path of the rows that only evaluation sees"""
+    """path of the rows for evaluation only"""
     messages_column: str = "messages"
     """the column that holds a conversation; a row without it needs the two below"""
     prompt_column: str = "prompt"
     """the column that holds the prompt"""
     response_column: str = "response"
-    """the column that holds the response to learn"""
+    """the column that holds the response to train on"""
     system_prompt: str | None = None
     """a system turn before every prompt; needs a chat template"""
     date: datetime.date | None = None
@@ -79,7 +79,7 @@ class PreferenceSection(Section):
     train: str
     """path of the training pairs"""
     heldout: str | None = None
-    """path of the pairs that only evaluation sees"""
+    """path of the pairs for evaluation only"""
     prompt_column: str = "prompt"
     """the column that holds the prompt; may be absent where the other two are conversations"""
     chosen_column: str = "chosen"
@@ -95,30 +95,30 @@ class PreferenceSection(Section):
 
 
 class StageTrainSection(Section):
-    """How the rows are learnt. An iteration of these stages is one optimizer step."""
+    """How the rows are trained on. An iteration of these stages is one optimizer step."""
 
     passes: PositiveFloat = 1.0
     """passes over the rows"""
     minibatch_rows: PositiveInt = 64
-    """rows, or pairs, of one optimizer step"""
+    """rows, or pairs, per optimizer step"""
     microbatch_tokens: PositiveInt = 16_384
-    """padded tokens of one backward; changes memory, and no number beyond rounding"""
+    """padded tokens per backward pass; changes memory, and results only by rounding"""
     lr: PositiveFloat = 2e-5
     """learning rate at its peak; it falls to zero along a cosine"""
     warmup_share: Share = 0.05
     """share of the steps in which it rises to the peak"""
     weight_decay: NonNegativeFloat = 0.0
-    """how much of a weight each step takes away, times the learning rate"""
+    """AdamW's weight decay"""
     max_grad_norm: PositiveFloat = 1.0
-    """the gradient is scaled down to this norm"""
+    """the gradient is clipped to this norm"""
     eval_every: NonNegativeInt = 0
     """evaluate every so many steps, besides before and after; 0 = never"""
     eval_rows: PositiveInt = 512
-    """held-out rows an evaluation uses, from the top of the file"""
+    """held-out rows per evaluation, from the top of the file"""
     checkpoint_every: NonNegativeInt = 50
     """save every so many steps, besides at the end and on a signal; 0 = never"""
     keep_last: PositiveInt = 2
-    """newest checkpoints kept"""
+    """how many of the newest checkpoints to keep"""
 
 
 class SFTConfig(RunConfig):
@@ -144,7 +144,7 @@ class RewardModelConfig(RunConfig):
 
 
 class TaskSection(Section):
-    """How much of the generated preference task is drawn (`tasks/courtesy.py`)."""
+    """How many rows of the generated preference task to draw (`tasks/courtesy.py`)."""
 
     demonstrations: PositiveInt = 3000
     """questions with a response, for SFT"""
@@ -153,7 +153,7 @@ class TaskSection(Section):
     pairs: PositiveInt = 4000
     """comparisons of two sampled responses, for the reward model"""
     heldout: PositiveInt = 500
-    """of each, kept from training"""
+    """rows of each kind that only evaluation uses"""
     max_response_tokens: PositiveInt = 32
     """a sampled response that has not ended by then is truncated, in every stage"""
     noise: PositiveFloat = 0.5
@@ -172,7 +172,7 @@ class PipelineConfig(RunConfig):
     run: StageRunSection = StageRunSection()
     task: TaskSection = TaskSection()
     start: str = "tether:starter"
-    """the model that SFT begins with"""
+    """the model that SFT starts from"""
     sft: dict[str, Any] = Field(default_factory=dict)
     """sections of `tether sft`"""
     reward_model: dict[str, Any] = Field(default_factory=dict)

@@ -31,14 +31,14 @@ class Problem:
 
 
 def split_of(a: int, b: int) -> Split:
-    """The side of the split that {a, b} is on. CRC-32, because hash() differs between runs."""
+    """Return the side of the split of {a, b}, by CRC-32: hash() differs between runs."""
     low, high = sorted((a, b))
     bucket = zlib.crc32(f"{low}+{high}".encode()) % 100
     return "heldout" if bucket < HELDOUT_PERCENT else "train"
 
 
 def carries(a: int, b: int) -> bool:
-    """Whether adding the ones digits carries into the tens."""
+    """Return whether adding the ones digits carries into the tens."""
     return a % 10 + b % 10 >= 10
 
 
@@ -57,12 +57,12 @@ def make_problem(form: Form, a: int, b: int, claim: int) -> Problem:
 
 
 def draw_operand(rng: random.Random, digit_share: float) -> int:
-    """`digit_share` are sure to be single digits; drawn evenly, 1+1 and its like are too rare."""
+    """Draw an operand, a single digit in `digit_share` of cases: uniformly, 1+1 is too rare."""
     return rng.randint(0, 9) if rng.random() < digit_share else rng.randint(0, MAX_OPERAND)
 
 
 def draw_claim(rng: random.Random, total: int) -> int:
-    """True half of the time, else off by at most ten, so that a guess at the size is no help."""
+    """Draw the true total half of the time, else one off by at most ten: size tells nothing."""
     if rng.random() < 0.5:
         return total
     near = [c for c in range(max(0, total - 10), total + 11) if c != total]
@@ -76,9 +76,9 @@ def draw_problems(
     digit_share: float = 0.25,
     keep: Callable[[int, int], bool] = lambda a, b: True,
 ) -> Iterator[Problem]:
-    """An endless stream of problems from one side of the split.
+    """Yield problems from one side of the split, without end.
 
-    Each form comes as often as `forms` lists it. `keep` rejects operand pairs; it may draw from
+    Each form is as frequent as it is in `forms`. `keep` rejects operand pairs; it may draw from
     `rng` itself to thin them out.
     """
     while True:
@@ -88,7 +88,7 @@ def draw_problems(
 
 
 def draw_distinct(problems: Iterator[Problem], num: int) -> list[Problem]:
-    """The first `num` problems of a stream with different prompts, in the order drawn."""
+    """Take the first `num` problems with different prompts, in the order drawn."""
     distinct: dict[str, Problem] = {}
     while len(distinct) < num:
         problem = next(problems)

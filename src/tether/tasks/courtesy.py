@@ -1,12 +1,12 @@
-"""A small preference task with a hidden taste that can be computed: sums, answered with courtesy.
+"""A small preference task with a hidden utility that can be computed: sums, answered politely.
 
     Do you know that 12+34=?    Yes, 12+34=46
     你知道12+34=?吗？            是的，12+34=46
 
-People here want the right number first. They like to be told yes in their own language before it,
-once and not more, and nothing that is longer than it need be. Their taste is `utility`; nobody in
-training sees it. What is seen are demonstrations in every manner, and comparisons of two responses
-in which people err the more, the closer the call.
+The simulated raters want the right number above all. They like one yes in their own language before
+it, not more, and short responses. `utility` says how much; training never sees it, only
+demonstrations in every style, and noisy comparisons of two responses: the closer their utilities,
+the more often the worse one is chosen.
 """
 
 import random
@@ -22,7 +22,7 @@ LANGUAGES: tuple[Language, ...] = ("english", "chinese")
 ASKED = {"english": "Do you know that {}=?", "chinese": "你知道{}=?吗？"}
 YES = {"english": "Yes, ", "chinese": "是的，"}
 
-# Of a hundred demonstrations: the bare number, the whole sum, and that after one yes, after two.
+# Styles per hundred demonstrations: the bare number, the whole sum, that after one yes, after two.
 MANNERS = {"bare": 35, "whole": 35, "yes": 20, "fuss": 10}
 
 RIGHT, GREETED, FUSS, LENGTH = 2.0, 1.0, -0.5, -0.02
@@ -40,8 +40,11 @@ class Question:
 
 
 def utility(response: str, question: Question) -> float:
-    """What people truly think of a response: 2 if it is right, 1 for a yes in their language before
-    it, -0.5 for every further one, -0.02 a character."""
+    """Compute the raters' true utility of a response.
+
+    2 if it is right, 1 for a yes in the question's language before it, -0.5 for every further yes,
+    -0.02 per character.
+    """
     yeses = count_yes(response, question)
     fuss = max(0, yeses - 1)
     return (
@@ -53,14 +56,14 @@ def utility(response: str, question: Question) -> float:
 
 
 def is_right(response: str, question: Question) -> bool:
-    """The number, or the whole sum, and nothing else but a yes before it."""
+    """Return whether it is the number or the whole sum, with nothing but yeses before it."""
     yes = YES[question.language]
     answer = response[len(yes) * count_yes(response, question) :]
     return answer in (str(question.total), f"{question.sum}={question.total}")
 
 
 def count_yes(response: str, question: Question) -> int:
-    """How often it says yes before anything else."""
+    """Count the yeses at the start of a response."""
     yes, count = YES[question.language], 0
     while response.startswith(yes, count * len(yes)):
         count += 1
@@ -68,7 +71,7 @@ def count_yes(response: str, question: Question) -> int:
 
 
 def draw_questions(rng: random.Random, split: Split) -> Iterator[Question]:
-    """An endless stream from one side of the split by which arithmetic's own sums are parted."""
+    """Yield questions from one side of arithmetic's split, without end."""
     while True:
         a, b = (draw_operand(rng, digit_share=0.5) for _ in range(2))
         if split_of(a, b) == split:
@@ -77,7 +80,7 @@ def draw_questions(rng: random.Random, split: Split) -> Iterator[Question]:
 
 
 def demonstrate(question: Question, rng: random.Random) -> str:
-    """A right answer in one of the manners; nobody who demonstrates knows which is liked best."""
+    """Draw a right answer in one of the styles, independent of which has the most utility."""
     [manner] = rng.choices(list(MANNERS), weights=list(MANNERS.values()))
     if manner == "bare":
         return str(question.total)

@@ -1,6 +1,6 @@
-"""An invented world of people and towns, in English and Chinese: what the recipe `search_qa` asks.
+"""An invented world of people and towns, in English and Chinese: the task of recipe `search_qa`.
 
-Nobody can know its facts; they stand in short documents, one an entity:
+No model can know its facts; they are in short documents, one per entity:
 
     Vask Harbour was founded in the year 1423 and has mayor Dalo Veskin and judge Oren Tamsel.
     祁安乔，出生年份1874，出生地渡霜镇。
@@ -44,8 +44,8 @@ SURNAMES = "祁阮柯詹靳翟裴瞿霍聂卞冉储邬宓桑荀晏滕蒲"
 GIVEN_CHARACTERS = "安乔晴朗岚桐薇澄越翰琪珂萱韬琳曜茗潇棠逸蔚筠泽骁黛禾钰彦"
 TOWN_CHARACTERS = "渡霜枫鹭竹岭柳溪汀荻梧鹤砚雁磐苇橘莲杉泉浦屿榆葵坞鲤"
 
-# In each language: what a document says, and the questions by kind of subject and by what is asked.
-# The word for what is asked stands right before it in the document: that is how it can be found.
+# In each language: the documents, and the questions by kind of subject and by the fact asked for.
+# In a document the word for a fact comes right before it: that is how it can be found.
 DOCUMENTS: Mapping[Language, Mapping[Kind, str]] = {
     "english": {
         "person": "{name} was born in the year {year} in the town {town}.",
@@ -72,7 +72,7 @@ ONE_HOP: Mapping[Language, Mapping[tuple[Kind, str], str]] = {
         ("town", "judge"): "{name}的法官是谁？",
     },
 }
-# (kind of subject, what leads on, what is asked of the entity it leads to)
+# (kind of subject, fact that names the next entity, fact asked of that entity)
 TWO_HOP: Mapping[Language, Mapping[tuple[Kind, str, str], str]] = {
     "english": {
         ("town", "mayor", "year"): "In which year was the mayor of {name} born?",
@@ -106,7 +106,7 @@ class Entity:
 
     @property
     def text(self) -> str:
-        """Its document."""
+        """Return its document."""
         return DOCUMENTS[self.language][self.kind].format(name=self.name, **self.facts)
 
 
@@ -115,7 +115,7 @@ class Question:
     prompt: str
     answer: str
     asked: str  # the fact's name, such as year
-    path: tuple[Entity, ...]  # whose documents are to be read, in order; the last has the answer
+    path: tuple[Entity, ...]  # the entities to look up, in order; the last one has the answer
 
 
 World = Mapping[str, Entity]  # by name
@@ -137,7 +137,7 @@ def draw_town_name(rng: random.Random, language: Language) -> str:
 def draw_world(
     rng: random.Random, language: Language, num_people: int, num_towns: int
 ) -> dict[str, Entity]:
-    """Everybody is born in one of the towns, and nobody holds two offices."""
+    """Draw a world in which each person is born in one of the towns and has at most one office."""
     people = _distinct(draw_person_name, rng, language, num_people)
     towns = _distinct(draw_town_name, rng, language, num_towns)
     officers = rng.sample(people, 2 * num_towns)
@@ -158,7 +158,7 @@ def draw_year(rng: random.Random) -> str:
 def _distinct(
     draw: Callable[[random.Random, Language], str], rng: random.Random, language: Language, num: int
 ) -> list[str]:
-    """In the order drawn, as a set's would differ between runs."""
+    """Draw `num` different names, in the order drawn: a set's order differs between runs."""
     names: dict[str, None] = {}
     while len(names) < num:
         names[draw(rng, language)] = None
@@ -166,6 +166,7 @@ def _distinct(
 
 
 def ask_one_hop(world: World) -> Iterator[Question]:
+    """Yield every question that its subject's own document answers."""
     for subject in world.values():
         for (kind, asked), form in ONE_HOP[subject.language].items():
             if kind == subject.kind:
@@ -174,6 +175,7 @@ def ask_one_hop(world: World) -> Iterator[Question]:
 
 
 def ask_two_hop(world: World) -> Iterator[Question]:
+    """Yield every question that needs the document of an entity its subject names."""
     for subject in world.values():
         for (kind, leads_on, asked), form in TWO_HOP[subject.language].items():
             if kind == subject.kind:
@@ -183,6 +185,6 @@ def ask_two_hop(world: World) -> Iterator[Question]:
 
 
 def split_of(question: Question) -> Split:
-    """By the entity whose document has the answer. CRC-32, because hash() differs between runs."""
+    """Return the side of the entity whose document has the answer, by CRC-32 of its name."""
     bucket = zlib.crc32(question.path[-1].name.encode()) % 100
     return "heldout" if bucket < HELDOUT_PERCENT else "train"

@@ -1,4 +1,4 @@
-"""`tether init`: a folder with a recipe, a reward and data that train as they are."""
+"""`tether init`: write a folder with a recipe, a reward and data that train without edits."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from tether import assets
 from tether.errors import UserError, one_line
 
 FILES = ("recipe.yaml", "reward.py", "train.jsonl", "heldout.jsonl")
-PLAIN = re.compile(r"[\w./-]+")  # what YAML takes without quotes, wherever it stands
+PLAIN = re.compile(r"[\w./-]+")  # needs no quotes in YAML
 NAME = re.compile(r"[^/\\.][^/\\]*")  # what run.name may be
 
 
 def write_task(folder: Path) -> list[Path]:
-    """Write the files into a new folder; one that exists is refused."""
+    """Write the files into a new folder; an existing one is refused."""
     if not NAME.fullmatch(folder.name):
-        raise UserError(f"{folder} cannot name a task: write a name that begins with no dot.")
+        raise UserError(f"{folder} cannot name a task: its name must not start with a dot.")
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} exists already; choose another name.")
     written = []
@@ -32,7 +32,7 @@ def write_task(folder: Path) -> list[Path]:
 
 
 def _filled(recipe: str, folder: Path) -> str:
-    """The recipe with the folder's paths in it, quoted where YAML needs that."""
+    """Put the folder's paths into the recipe, quoted where YAML needs it."""
     lines = []
     for line in recipe.splitlines(keepends=True):
         found = re.match(r"(\s+\w+: )(FOLDER/\S+|NAME)(\s.*)", line, re.DOTALL)
