@@ -23,20 +23,20 @@ FinishReason = Literal["eos", "stop", "length"]
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts as text and ids, and the other columns of their data rows for the reward."""
+    """Prompts as text and token ids, with the other columns of their data rows for the reward."""
 
     texts: list[str]
     ids: list[list[int]]
     columns: list[dict[str, Any]]
     positions: list[int]  # line in the data file (row of a parquet), from 0
-    files: list[str]  # the data file of each
-    messages: list[list[dict[str, Any]] | None]  # the prompt as its row has it, if not as text
+    files: list[str]  # the data file of each prompt
+    messages: list[list[dict[str, Any]] | None]  # the prompt as messages; None if it is text
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def repeat(self, samples: int) -> "Prompts":
-        """Each prompt `samples` times, its copies side by side: from prompts to rows."""
+        """Repeat each prompt `samples` times, its copies side by side: from prompts to rows."""
         return Prompts(
             **{
                 f.name: [x for x in getattr(self, f.name) for _ in range(samples)]
@@ -45,27 +45,27 @@ class Prompts:
         )
 
     def every(self, samples: int) -> "Prompts":
-        """The first of each `samples` neighbours: from rows back to prompts."""
+        """Take the first of each `samples` neighbours: from rows back to prompts."""
         return Prompts(**{f.name: getattr(self, f.name)[::samples] for f in fields(self)})
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the policy asked of a tool or an environment, and what came of it."""
+    """One call of a tool or an environment by the policy, and its result."""
 
     turn: int  # of the policy, from 0
     name: str
     arguments: str
-    result: str  # as the policy read it, before it was cut to tokens
+    result: str  # the observation before it was cut to max_observation_tokens
     seconds: float
-    cut: bool = False  # the policy read only the beginning
+    cut: bool = False  # the policy saw only the beginning
     error: str | None = None
-    fault: Literal["policy", "tool"] | None = None  # whose the error is
+    fault: Literal["policy", "tool"] | None = None  # which of them caused the error
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """What the sampler returned. Ids are as sampled: never edited, never re-tokenised."""
+    """The sampler's output. Ids are as sampled: never edited, never re-tokenised."""
 
     prompt_ids: Int[Tensor, "rows prompt"]
     prompt_lengths: Int[Tensor, " rows"]
@@ -74,19 +74,20 @@ class Rollout:
     response_mask: Bool[Tensor, "rows response"]  # True = sampled by the policy, EOS included
     rollout_log_probs: Float[Tensor, "rows response"]
     finish_reasons: tuple[FinishReason, ...]
-    calls: tuple[tuple[Call, ...], ...] = ()  # a row; empty without tools
+    calls: tuple[tuple[Call, ...], ...] = ()  # per row; empty without tools
 
     @property
     def truncated(self) -> Bool[Tensor, " rows"]:
+        """Mark the rows that ended at max_response_tokens."""
         flags = [reason == "length" for reason in self.finish_reasons]
         return torch.tensor(flags, dtype=torch.bool, device=self.response_ids.device)
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompt and response joined, right-padded: what every training forward reads.
+    """Prompt and response joined, right-padded: the input of every training forward pass.
 
-    Padding stands only after the last token, so a causal model cannot see it: no attention mask
+    Padding comes only after the last token, so a causal model cannot see it: no attention mask
     is needed, positions count from 0, and no log-prob changes with the width of the batch.
     """
 
@@ -96,17 +97,18 @@ class Sequences:
 
     @property
     def width(self) -> int:
-        """Columns of the response tensors that belong to these rows."""
+        """Return the length of the longest response."""
         return int(self.response_lengths.max())
 
     @property
     def response_ids(self) -> Int[Tensor, "rows response"]:
+        """Gather the response's ids; cells past a row's end hold arbitrary ids."""
         columns = torch.arange(self.width, device=self.ids.device)
         source = (self.prompt_lengths[:, None] + columns).clamp(max=self.ids.shape[1] - 1)
         return self.ids.gather(1, source)
 
     def select(self, rows: Int[Tensor, " some"]) -> "Sequences":
-        """These rows, cut to the longest of them."""
+        """Select rows and cut them to the longest of them."""
         prompt_lengths, response_lengths = self.prompt_lengths[rows], self.response_lengths[rows]
         length = int((prompt_lengths + response_lengths).max())
         return Sequences(self.ids[rows, :length], prompt_lengths, response_lengths)
@@ -114,15 +116,16 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the reward gave each response."""
+    """The reward of each response."""
 
     values: Float[Tensor, " rows"]  # 0 where not scored
     usable: Bool[Tensor, " rows"]  # may be trained on
-    scored: Bool[Tensor, " rows"]  # a usable row may go unscored: the critic speaks for it
-    parts: dict[str, Float[Tensor, " rows"]] = field(default_factory=dict)  # before their weights
-    extras: dict[int, dict[str, Any]] = field(default_factory=dict)  # by row: what else it said
+    scored: Bool[Tensor, " rows"]  # a usable row is unscored where the critic bootstraps it
+    parts: dict[str, Float[Tensor, " rows"]] = field(default_factory=dict)  # not yet weighted
+    extras: dict[int, dict[str, Any]] = field(default_factory=dict)  # by row: further results
 
     def without(self, rows: Bool[Tensor, " rows"]) -> "Scores":
+        """Return a copy in which these rows are neither scored nor usable."""
         return Scores(
             torch.where(rows, 0.0, self.values),
             self.usable & ~rows,
@@ -134,7 +137,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and unbiased variance over the True cells of all rows, as whitening used them."""
+    """Mean and unbiased variance over the True cells of all rows, as used by whitening."""
 
     mean: Float[Tensor, ""]
     variance: Float[Tensor, ""]
@@ -143,7 +146,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Experience:
-    """One iteration's rows with everything the updates need."""
+    """The rows of one iteration with everything the updates need."""
 
     sequences: Sequences
     response_mask: Bool[Tensor, "rows response"]  # the rollout's, without unscorable rows
@@ -157,7 +160,7 @@ class Experience:
     advantages: Float[Tensor, "rows response"]
     returns: Float[Tensor, "rows response"]
     policy_advantages: Float[Tensor, "rows response"]
-    correction_weights: Float[Tensor, "rows response"]  # of the policy loss; 1 = as it is
+    correction_weights: Float[Tensor, "rows response"]  # of the policy loss; 1 = no correction
 
     def __len__(self) -> int:
         return self.response_mask.shape[0]
@@ -167,7 +170,7 @@ class Experience:
 class Minibatch:
     """The rows of one optimizer step, or of one microbatch of it."""
 
-    rows: Int[Tensor, " rows"]  # their numbers in the experience
+    rows: Int[Tensor, " rows"]  # row numbers in the experience
     sequences: Sequences
     weights: Float[Tensor, "rows response"]  # of each cell in the minibatch's loss
     response_mask: Bool[Tensor, "rows response"]
@@ -182,7 +185,7 @@ class Minibatch:
         return self.response_mask.shape[0]
 
     def select(self, rows: Int[Tensor, " some"]) -> "Minibatch":
-        """These of its rows, cut to the longest of them."""
+        """Select rows and cut them to the longest of them."""
         sequences = self.sequences.select(rows)
         cut = {
             f.name: getattr(self, f.name)[rows, : sequences.width]
@@ -193,12 +196,13 @@ class Minibatch:
 
     @property
     def counted_rows(self) -> Int[Tensor, " some"]:
-        """Numbers of the rows that have a True cell."""
+        """Return the numbers of the rows that have a True cell."""
         return self.rows[self.response_mask.any(dim=1)]
 
     def as_idle(self) -> "Minibatch":
-        """The same tokens to read, and no cell of them in any sum."""
-        nothing = {
-            name: torch.zeros_like(getattr(self, name)) for name in ("weights", "response_mask")
-        }
-        return replace(self, **nothing)
+        """Return the same tokens with no cell counted, for a process that has run out of rows."""
+        return replace(
+            self,
+            weights=torch.zeros_like(self.weights),
+            response_mask=torch.zeros_like(self.response_mask),
+        )

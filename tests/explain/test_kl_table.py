@@ -65,15 +65,15 @@ def test_fractions_are_probabilities_too():
 @table(
     ("p", "q", "sentence"),
     [
-        ("a,b", "1,0", "P: 'a' is no probability"),
-        ("0.5,0.5", "0.5,", "Q: '' is no probability"),
-        ("1/0,0", "1,0", "P: '1/0' is no probability"),
-        ("nan,1", "1,0", "P: 'nan' is no probability"),
-        ("inf,1", "1,0", "P: 'inf' is no probability"),
+        ("a,b", "1,0", "P: 'a' is not a probability"),
+        ("0.5,0.5", "0.5,", "Q: '' is not a probability"),
+        ("1/0,0", "1,0", "P: '1/0' is not a probability"),
+        ("nan,1", "1,0", "P: 'nan' is not a probability"),
+        ("inf,1", "1,0", "P: 'inf' is not a probability"),
         ("0.5,0.6", "1,0", "P sums to 1.1, not to 1"),
         ("1,0", "-0.5,1.5", "Q holds -0.5; a probability is never negative"),
         ("1,0", "1,0,0", "P has 2 outcomes and Q has 3"),
-        ("1e999,0", "1,0", "is no probability"),
+        ("1e999,0", "1,0", "is not a probability"),
     ],
 )
 def test_what_is_no_distribution_gets_one_sentence(p, q, sentence):

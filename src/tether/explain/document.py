@@ -1,4 +1,7 @@
-"""A trace as one static page: no script, nothing fetched, every text escaped."""
+"""Titled sections of paragraphs and tables, and their static HTML page.
+
+The page has no script, fetches nothing, and escapes every text.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ from tether.explain.words import Language
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, the first one the heading; columns from `numbers_from` on stand right."""
+    """Rows of text, the first one the heading; columns from `numbers_from` on align right."""
 
     rows: list[list[str]]
     numbers_from: int = 1
@@ -18,12 +21,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
+    """A title with what is below it."""
+
     title: str
     blocks: list[str | Table]  # paragraphs and tables, in order
 
 
 def number(x: float | None) -> str:
-    """Four decimals where they tell something, else the size; nothing for no number."""
+    """Format with four decimals, or by exponent where these would show too little; None is –."""
     if x is None:
         return "–"
     if x == 0 or not math.isfinite(x):
@@ -53,6 +58,7 @@ p { unicode-bidi: isolate; }
 
 
 def to_html(sections: Sequence[Section], language: Language) -> str:
+    """Render sections as one page; the first section's title is the page's."""
     head, *rest = sections
     body = [f"<h1>{escape(head.title)}</h1>", *map(_block, head.blocks)]
     for section in rest:

@@ -1,4 +1,7 @@
-"""The inputs of the worked examples on PPO, put through the functions that train."""
+"""The inputs of the worked examples, computed by the functions that train.
+
+Every function returns the numbers of one example, in the order in which they are shown.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ from tether.config.algorithm import AnyUpdate, ClipUpdate, CpiUpdate, PenaltyUpd
 from tether.data.batching import length_mask
 from tether.ppo.updates.minibatches import MinibatchSchedule, row_slices
 
-NATS_A_BIT = math.log(2)
+NATS_PER_BIT = math.log(2)
 
 
 def row(numbers: Sequence[float]) -> Float[Tensor, "1 tokens"]:
@@ -55,9 +58,10 @@ DISTRIBUTIONS = {
 
 
 def kl_both_ways(name: str) -> list[float]:
+    """Compute KL(P‖Q) in nats and bits, then KL(Q‖P)."""
     p, q = DISTRIBUTIONS[name]
     forwards, backwards = exact_kl(p, q), exact_kl(q, p)
-    return [forwards, forwards / NATS_A_BIT, backwards, backwards / NATS_A_BIT]
+    return [forwards, forwards / NATS_PER_BIT, backwards, backwards / NATS_PER_BIT]
 
 
 def kl_terms(name: str) -> list[float]:
@@ -76,25 +80,25 @@ def log_probabilities(numbers: Sequence[float]) -> list[float]:
     return flat(row(numbers).log())
 
 
-# A code for the weather P, made for P or for a wrong belief Q.
+# A code for the weather P, optimal for P or for a wrong belief Q.
 
 
 def weather_code_lengths() -> list[float]:
-    """Entropy of P by its distance from even odds; cross-entropy is KL more."""
+    """Compute the entropy of P as ln 3 - KL(P‖uniform), and the cross-entropy, in bits."""
     p, q = DISTRIBUTIONS["weather"]
     entropy = math.log(3) - exact_kl(p, (1 / 3,) * 3)
-    return [entropy / NATS_A_BIT, (entropy + exact_kl(p, q)) / NATS_A_BIT]
+    return [entropy / NATS_PER_BIT, (entropy + exact_kl(p, q)) / NATS_PER_BIT]
 
 
 def weather_prefix_code() -> list[float]:
-    """Mean bits on P of the best code for P, of the best for Q, and what the second costs more."""
+    """Compute the mean bits under P of the best code for P, of that for Q, and the difference."""
     p, q = DISTRIBUTIONS["weather"]
     own, other = (float(weighted_sum(row(huffman_lengths(x)), row(p))) for x in (p, q))
     return [own, other, other - own]
 
 
 def huffman_lengths(p: Sequence[float]) -> list[int]:
-    """Length of each outcome's word in the best code whose words have whole bits."""
+    """Compute the length of each outcome's word in the best code with words of whole bits."""
     lengths = [0] * len(p)
     heap = [(weight, [i]) for i, weight in enumerate(p)]
     while len(heap) > 1:
@@ -106,7 +110,7 @@ def huffman_lengths(p: Sequence[float]) -> list[int]:
 
 
 def weather_ideal_lengths() -> list[float]:
-    """Bits of each outcome in the code that Q calls for."""
+    """Compute the bits of each outcome in the ideal code for Q."""
     return [surprisal_bits(p)[0] for p in DISTRIBUTIONS["weather"][1]]
 
 
@@ -114,7 +118,7 @@ def weather_ideal_lengths() -> list[float]:
 
 
 def sampled_k1() -> list[float]:
-    """log(current / reference)."""
+    """Compute log(current / reference) of the four tokens."""
     reference, current = (row(p).log()[:, [0, 1, 2, 0]] for p in DISTRIBUTIONS["tokens_again"])
     return flat(k1(current, reference, everywhere(current)))
 
@@ -125,38 +129,38 @@ def sampled_mean() -> list[float]:
 
 
 def expected_estimates() -> list[float]:
-    """k1, k2 and k3 averaged over every token as the current policy would draw it."""
+    """Compute the expectations of k1, k2 and k3 under the current policy."""
     reference, current = map(row, DISTRIBUTIONS["tokens_again"])
     arguments = current.log(), reference.log(), everywhere(current)
     return [float(weighted_sum(estimate_kl(k, *arguments), current)) for k in ("k1", "k2", "k3")]
 
 
 def held_k3() -> list[float]:
-    """The mean of k3 for P = 0.01, 0.99 and Q = 0.5, 0.5; the same with each k3 held below 10."""
+    """Compute the mean of k3 for P = 0.01, 0.99 and Q = 0.5, 0.5, and with k3 clamped to ±10."""
     p, q = row([0.01, 0.99]), row([0.5, 0.5])
     values = k3(p.log(), q.log(), everywhere(p))
     return [float(weighted_sum(x, p)) for x in (values, values.clamp(-10, 10))]
 
 
 def sequence_kl() -> list[float]:
-    """The sum of four tokens' k1 in nats and in bits, and their mean in nats."""
+    """Compute the sum of four tokens' k1 in nats and in bits, and their mean in nats."""
     kl = row([0.1, 0.5, 0.2, -0.1])
     total = float(masked_sum(kl, everywhere(kl)))
-    return [total, total / NATS_A_BIT, float(masked_mean(kl, everywhere(kl)))]
+    return [total, total / NATS_PER_BIT, float(masked_mean(kl, everywhere(kl)))]
 
 
-# Surprise, in bits.
+# Surprisal, in bits.
 
 
 def surprisal_bits(p: float) -> list[float]:
-    """KL from being sure of an outcome that had probability p."""
-    return [exact_kl((1.0, 0.0), (p, 1 - p)) / NATS_A_BIT]
+    """Compute -log2 p, as the KL between certainty and a probability of p."""
+    return [exact_kl((1.0, 0.0), (p, 1 - p)) / NATS_PER_BIT]
 
 
 def surprisal_differences(name: str) -> list[float]:
-    """Bits of surprise under Q minus under P, outcome by outcome, and their mean under P."""
+    """Compute the surprisal under Q minus that under P per outcome, and its mean under P."""
     p, q = map(row, DISTRIBUTIONS[name])
-    differences = k1(p.log(), q.log(), everywhere(p)) / NATS_A_BIT
+    differences = k1(p.log(), q.log(), everywhere(p)) / NATS_PER_BIT
     return [*flat(differences), float(weighted_sum(differences, p))]
 
 
@@ -164,18 +168,18 @@ def surprisal_differences(name: str) -> list[float]:
 
 
 def distance_and_kl(name: str) -> list[float]:
-    """Total variation (the largest change of any event's probability) and KL(P‖Q)."""
+    """Compute the total variation (the largest change of an event's probability) and KL(P‖Q)."""
     p, q = DISTRIBUTIONS[name]
     return [math.fsum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2, exact_kl(p, q)]
 
 
 def kl_of_keeping(share: float) -> list[float]:
-    """The largest KL(old‖new) where new does as old in that share of cases, else as it likes."""
+    """Compute the largest KL(old‖new) of a new policy that agrees with old in `share` of cases."""
     return [exact_kl((1.0, 0.0), (share, 1 - share))]
 
 
 def largest_changes(bounds: Sequence[float]) -> list[float]:
-    """Pinsker: KL <= delta leaves every event's probability within sqrt(delta / 2)."""
+    """Compute Pinsker's bound on the change of any event's probability: sqrt(KL / 2)."""
     return [math.sqrt(bound / 2) for bound in bounds]
 
 
@@ -188,7 +192,7 @@ def ratios(name: str) -> list[float]:
 
 
 def free_energy() -> list[float]:
-    """Mean energy difference under P, difference of the free energies, and KL(P‖Q)."""
+    """Compute the mean energy difference under P, the free-energy difference, and KL(P‖Q)."""
     first, second = row([0.0, 1.0]), row([0.0, 2.0])
     p, q = torch.softmax(-first, dim=1), torch.softmax(-second, dim=1)
     energy = float(weighted_sum(second - first, p))
@@ -197,7 +201,7 @@ def free_energy() -> list[float]:
 
 
 def kl_of_optimum(betas: Sequence[float]) -> list[float]:
-    """KL to the reference of the best policy, reference x e^(r / beta), r = 1 for the second."""
+    """Compute the KL to the reference of the optimum, reference x e^(r / beta), with r = 0 1 0."""
     reference = row(DISTRIBUTIONS["tokens_again"][0])
     reward = row([0.0, 1.0, 0.0])
     best = (torch.softmax(reference.log() + reward / beta, dim=1) for beta in betas)
@@ -237,7 +241,7 @@ def token_level_rewards() -> list[float]:
 
 
 def advantages(lam: float) -> list[float]:
-    """With lambda 0 they are delta."""
+    """Compute GAE's advantages; with lambda 0 they are delta."""
     return flat(_advantages(lam))
 
 
@@ -246,7 +250,7 @@ def returns(lam: float) -> list[float]:
 
 
 def surrogates() -> list[float]:
-    """L^CPI and the clipped objective of the illustrative advantages, where every ratio is 1."""
+    """Compute L^CPI and L^CLIP of the illustrative advantages, where every ratio is 1."""
     losses = (
         _loss(CpiUpdate(kind="cpi"), OLD, OLD, ILLUSTRATIVE),
         _loss(ClipUpdate(), OLD, OLD, ILLUSTRATIVE),
@@ -259,21 +263,21 @@ def illustrative_returns() -> list[float]:
 
 
 def needed_lambdas() -> list[float]:
-    """The lambda that each of the first five illustrative advantages would need."""
-    deltas, given = row(advantages(0.0)), ILLUSTRATIVE
-    return flat((given[:, :-1] - deltas[:, :-1]) / given[:, 1:])
+    """Compute the lambda that each of the first five illustrative advantages would need."""
+    deltas = row(advantages(0.0))
+    return flat((ILLUSTRATIVE[:, :-1] - deltas[:, :-1]) / ILLUSTRATIVE[:, 1:])
 
 
 def row_objective() -> list[float]:
-    """The score minus beta x the row's KL, by the sum of its rewards."""
+    """Compute the score minus beta x the row's KL, as the sum of its rewards."""
     return [float(masked_sum(_rewards(), MASK))]
 
 
-# What the first step of an update reports for that row: new and old policy are the same.
+# The metrics of an update's first step on that row: new and old policy are the same.
 
 
 def value_losses() -> list[float]:
-    """Half the mean squared error, and the whole of it."""
+    """Compute half the mean squared error, and the mean squared error."""
     loss = float(masked_mean(squared_value_loss(VALUES, VALUES + ILLUSTRATIVE).per_token, MASK))
     return [loss, 2 * loss]
 
@@ -283,7 +287,7 @@ def first_step_loss() -> list[float]:
 
 
 def clip_fractions() -> list[float]:
-    """Of the critic (values held within 0.2 of the old ones), then of the actor."""
+    """Compute the clip fraction of the critic (clip 0.2), then of the actor."""
     value = clip_value_loss(VALUES, VALUES, VALUES + ILLUSTRATIVE, 0.2)
     policy = _first_step()
     clipped = value.clipped, policy.clipped
@@ -291,17 +295,17 @@ def clip_fractions() -> list[float]:
 
 
 def approximate_kl() -> list[float]:
-    """KL(old‖new) from old samples, e^x - x - 1 of the log-ratio x."""
+    """Estimate KL(old‖new) from old samples as e^x - x - 1 of the log-ratio x."""
     return [float(masked_mean(k3(OLD, OLD, MASK), MASK))]
 
 
 def mean_surprisal() -> list[float]:
-    """Mean -log pi_old: what the sampled tokens say about the entropy."""
+    """Compute the mean of -log pi_old: the sampled tokens' estimate of the entropy."""
     return [float(masked_mean(-OLD, MASK))]
 
 
 def most_entropy(vocabulary: int) -> list[float]:
-    """The largest mean entropy with these probabilities: all others share what is left evenly."""
+    """Compute the largest mean entropy: all other tokens share the rest of each row evenly."""
     found = []
     for p in old_probabilities():
         rest = math.log(1 - p) - math.log(vocabulary - 1)
@@ -310,6 +314,7 @@ def most_entropy(vocabulary: int) -> list[float]:
 
 
 def equal_choices(entropy: float) -> list[float]:
+    """Compute the perplexity: the number of equally likely tokens with this entropy."""
     return [math.exp(entropy)]
 
 
@@ -335,13 +340,13 @@ def _advantages(lam: float) -> Float[Tensor, "1 tokens"]:
 
 
 def unclipped(ratio: float, advantage: float) -> list[float]:
-    """The ratio and ratio x advantage."""
+    """Compute the ratio, and ratio x advantage."""
     loss = _loss(CpiUpdate(kind="cpi"), _log(0.3 * ratio), _log(0.3), row([advantage]))
     return [float(loss.ratio), -float(loss.per_token)]
 
 
 def clipped(ratio: float, advantage: float, bound: float | None = None) -> list[float]:
-    """The clipped objective, eps 0.2, and its gradient by log pi_new."""
+    """Compute the clipped objective, eps 0.2, and its gradient by log pi_new."""
     new = _log(0.3 * ratio).requires_grad_()
     loss = _loss(ClipUpdate(dual_clip=bound), new, _log(0.3), row([advantage]))
     (gradient,) = torch.autograd.grad(loss.per_token.sum(), new)
@@ -349,7 +354,7 @@ def clipped(ratio: float, advantage: float, bound: float | None = None) -> list[
 
 
 def lower_of_two(ratio: float, advantage: float) -> list[float]:
-    """The loss, and the number that min(-A r, -A clip r) would give for it."""
+    """Compute the loss, and the wrong one that is min(-A r, -A clip r)."""
     advantages = row([advantage])
     loss = _loss(ClipUpdate(), _log(0.3 * ratio), _log(0.3), advantages)
     held = -advantages * loss.ratio.clamp(0.8, 1.2)
@@ -357,14 +362,14 @@ def lower_of_two(ratio: float, advantage: float) -> list[float]:
 
 
 def ratio_of_row(ratio: float, tokens: int) -> list[float]:
-    """The ratio of a whole response whose tokens all have this one."""
+    """Compute the ratio of a whole response whose tokens all have this ratio."""
     old = torch.full((1, tokens), math.log(0.3), dtype=torch.float64)
     each = log_ratio(old + math.log(ratio), old)
     return [float(masked_sum(each, everywhere(each)).exp())]
 
 
 def penalised() -> list[float]:
-    """KL(old‖new) of 0.3 -> 0.6, and PPO-Penalty's loss for A = 1 with coefficient 1."""
+    """Compute KL(old‖new) of 0.3 -> 0.6, and PPO-Penalty's loss for A = 1 with coefficient 1."""
     kl = exact_kl((0.3, 0.7), (0.6, 0.4))
     inputs = LossInputs(_log(0.6), _log(0.3), row([1.0]), everywhere(row([1.0])), row([kl]))
     loss = policy_loss(PenaltyUpdate(kind="penalty", coef=1.0), inputs)
@@ -372,7 +377,7 @@ def penalised() -> list[float]:
 
 
 def kl_and_reward(old: float, ref: float, beta: float) -> list[float]:
-    """k1 and score - beta x k1, the score being 1."""
+    """Compute k1 and the reward 1 - beta x k1."""
     mask = torch.ones(1, 1, dtype=torch.bool)
     kl = k1(_log(old), _log(ref), mask)
     score = place_scores(torch.ones(1, dtype=torch.float64), mask)
@@ -381,7 +386,7 @@ def kl_and_reward(old: float, ref: float, beta: float) -> list[float]:
 
 def log_ratio_in_nats_and_bits(p: float, q: float) -> list[float]:
     nats, _ = kl_and_reward(p, q, beta=0.0)
-    return [nats, nats / NATS_A_BIT]
+    return [nats, nats / NATS_PER_BIT]
 
 
 def _log(p: float) -> Float[Tensor, "1 1"]:
@@ -392,13 +397,13 @@ def _log(p: float) -> Float[Tensor, "1 1"]:
 
 
 def sequence_lengths() -> list[float]:
-    """Prompt, response and the whole of a row, as masks count them."""
+    """Count the tokens of a prompt, a response and the whole row by their masks."""
     lengths = torch.tensor([8, 6])
     counted = length_mask(lengths, 14).sum(dim=1)
     return [*counted.double().tolist(), float(counted.sum())]
 
 
 def optimizer_steps(rows: int, minibatch_rows: int, epochs: int) -> list[float]:
-    """Counted by walking the slices as an update does."""
+    """Count the steps of an update by iterating over its minibatches."""
     schedule = MinibatchSchedule("actor", 0, 0, epochs, minibatch_rows, 1, "token_mean", 1)
     return [float(sum(1 for _ in row_slices(rows, schedule)))]

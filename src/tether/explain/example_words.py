@@ -1,7 +1,7 @@
 """The words of the worked examples and of `tether kl`: key → (English, Chinese).
 
-`title_` heads a section, `example_` names what is computed from, `of_` what is computed, and
-`mistake_` tells what people often get instead. Imports nothing of tether.
+`title_` is a section's title, `example_` names the input, `of_` the quantity computed, and
+`mistake_` describes a common wrong answer. Imports nothing of tether.
 """
 
 EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
@@ -40,7 +40,7 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
         "{failed} of {count} examples differ from the right answer by more than {tolerance:g}.",
         "{count} 个例子中有 {failed} 个与正确答案相差超过 {tolerance:g}。",
     ),
-    # What is computed.
+    # Quantities.
     "of_both_ways": (
         "KL(P‖Q), KL(Q‖P), each in nats and bits",
         "KL(P‖Q)、KL(Q‖P)，各为 nat 和比特",
@@ -102,7 +102,7 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
     "of_largest_changes": ("probability moved at most", "挪动的概率上限"),
     "of_steps": ("optimizer steps", "优化步数"),
     "of_lengths_of_row": ("prompt, response, whole row", "提示词、回答、整行"),
-    # What it is computed from.
+    # Inputs.
     "example_die": ("fair die, loaded die", "公平骰子与灌铅骰子"),
     "example_coin": ("coin", "硬币"),
     "example_tokens": ("search, think, answer", "搜索、思考、回答"),
@@ -164,7 +164,7 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
     "example_one_epoch": ("the same, 1 epoch", "同上，1 个 epoch"),
     "example_ragged": ("1000 rows, 4 epochs", "1000 行，4 个 epoch"),
     "example_lengths": ("8 prompt ids, 6 response ids", "提示词 8 个 id，回答 6 个 id"),
-    # What people often get instead.
+    # Common mistakes.
     "mistake_die": (
         "Naming one direction and telling the other. Believing the die fair while it is loaded "
         "costs KL(Q‖P) = 0.293893 nats; KL(P‖Q) = 0.242586 is for a fair die believed loaded.",

@@ -1,8 +1,8 @@
 """Worked examples with right answers, recomputed by the functions that train.
 
-The right answers were worked out elsewhere, in float64, and are typed in here to six decimals or
-more. Beside most of them stands what people often get instead: key `mistake_…` of the words. Where
-an explanation shows a number that no formula gives, the example says what the formula gives.
+The right answers were computed independently, in float64, and are typed in here to six decimals or
+more. Most have a common wrong answer beside them: key `mistake_…` of `example_words`. Where an
+explanation shows a number that no formula gives, the example has what the formula gives.
 """
 
 import math
@@ -16,19 +16,22 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Example:
+    """One computation with its right answer; its texts are keys of `example_words`."""
+
     id: str
-    section: str  # `title_…` in words
-    name: str  # `example_…` in words
-    quantity: str  # `of_…` in words
+    section: str  # key `title_…`
+    name: str  # key `example_…`
+    quantity: str  # key `of_…`
     compute: Callable[[], Sequence[float]]
     right: tuple[float, ...]
-    mistake: str | None = None  # `mistake_…` in words
+    mistake: str | None = None  # key `mistake_…`
 
     def computed(self) -> list[float]:
+        """Compute the numbers anew."""
         return [float(x) for x in self.compute()]
 
     def difference(self) -> float:
-        """The largest of its numbers from the right answer; infinite where their count differs."""
+        """Return the largest absolute error; infinite where the number of answers differs."""
         computed = self.computed()
         if len(computed) != len(self.right):
             return math.inf

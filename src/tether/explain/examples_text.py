@@ -1,4 +1,4 @@
-"""The worked examples told: what tether computes, the right answer, a common mistake."""
+"""The worked examples as text: what tether computes, the right answer, a common mistake."""
 
 import math
 from itertools import groupby
@@ -14,12 +14,12 @@ TOKENS = ["t1", "t2", "t3", "t4", "t5", "t6"]
 
 
 def failures() -> list[Example]:
-    """Examples that tether gets wrong; NaN is wrong too."""
+    """List the examples that tether gets wrong; NaN is wrong too."""
     return [example for example in EXAMPLES if not example.difference() <= TOLERANCE]
 
 
 def record(language: Language) -> dict[str, Any]:
-    """All examples as plain data for JSON."""
+    """Return all examples as plain data for JSON."""
     return {
         "schema": SCHEMA,
         "tolerance": TOLERANCE,
@@ -41,6 +41,7 @@ def record(language: Language) -> dict[str, Any]:
 
 
 def tell_examples(language: Language) -> list[Section]:
+    """Return all examples as sections of a document, the verdict last."""
     sections = [
         _section(name, list(examples), language)
         for name, examples in groupby(EXAMPLES, key=lambda e: e.section)
@@ -77,7 +78,7 @@ def _headings(section: str, width: int, language: Language) -> list[str]:
 
 
 def _label(example: Example, language: Language) -> str:
-    """What is computed, of what; where a heading says one of them, only the other."""
+    """Name the example and its quantity, without the one that the heading already names."""
     name = say(f"example_{example.name}", language)
     quantity = say(f"of_{example.quantity}", language)
     label = {"kl": name, "prompt": quantity}.get(
@@ -105,7 +106,7 @@ def _pad(numbers: list[float] | tuple[float, ...], width: int) -> list[str]:
 
 
 def number(x: float) -> str:
-    """Six decimals, and eight where six would hide some of a small number."""
+    """Format with six decimals, or eight where six would hide part of a small number."""
     if math.isinf(x):
         return "∞"
     hidden = abs(x) < 1e-3 and abs(round(x, 6) - x) > 1e-10
@@ -113,5 +114,5 @@ def number(x: float) -> str:
 
 
 def _finite(x: float) -> float | None:
-    """JSON has no infinity; null stands for it."""
+    """Return None for an infinity or NaN, which JSON does not have."""
     return x if math.isfinite(x) else None

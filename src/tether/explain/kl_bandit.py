@@ -1,4 +1,4 @@
-"""Which KL estimator may stand where? A bandit with a known answer decides.
+"""Test which KL estimator is right in which place, on a bandit whose optimum is known.
 
 A policy over five arms, one token long, is trained by PPO-Clip on reward r with a KL to the
 reference of weight beta. The optimum is known: pi* ~ pi_ref exp(r / beta). Each `Cell` is an
@@ -39,6 +39,8 @@ Place = Literal["reward", "loss, plain", "loss, by ratio"]
 
 @dataclass(frozen=True)
 class Cell:
+    """A KL estimator in a place, and whether theory calls the combination right."""
+
     place: Place
     estimator: str
     right: bool
@@ -58,16 +60,17 @@ CELLS = [
 
 
 def optimum() -> Float[Tensor, "4 5"]:
+    """Return pi* of each of the four bandits."""
     return torch.softmax(REFERENCE.log() + ARM_REWARDS / BETA[:, None], dim=-1)
 
 
 def distances(cell: Cell, iterations: int = ITERATIONS) -> list[float]:
-    """Total variation to the optimum after training, for each of the four bandits."""
+    """Train, and return the total variation to the optimum for each of the four bandits."""
     return (0.5 * (train(cell, iterations) - optimum()).abs().sum(dim=-1)).tolist()
 
 
 def train(cell: Cell, iterations: int = ITERATIONS) -> Float[Tensor, "4 5"]:
-    """PPO-Clip with a critic of one number a bandit; the four policies it ends at."""
+    """Train by PPO-Clip with one critic value per bandit; return the four final policies."""
     logits = REFERENCE.log().repeat(4, 1).requires_grad_()
     critic = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([logits, critic], lr=LR)

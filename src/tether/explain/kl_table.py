@@ -17,21 +17,21 @@ from tether.explain.document import Section, Table
 from tether.explain.words import Language, say
 from tether.rollout.token_choice import inverse_cdf
 
-NATS_A_BIT = math.log(2)
+NATS_PER_BIT = math.log(2)
 CHUNK = 100_000  # samples drawn at a time
 ESTIMATORS = ("k1", "k2", "k3")
 
 
 def parse_distribution(name: str, text: str) -> list[float]:
-    """`0.8,0.2` or `1/6,5/6` as probabilities."""
+    """Parse `0.8,0.2` or `1/6,5/6` as probabilities."""
     probabilities = []
     for part in text.split(","):
         try:
             probabilities.append(float(Fraction(part.strip())))
         except (ValueError, ZeroDivisionError, OverflowError):
             raise UserError(
-                f"{name}: {part!r} is no probability; write numbers with commas between, as in "
-                f"0.8,0.2 or 1/6,5/6."
+                f"{name}: {part!r} is not a probability; write numbers separated by commas, such "
+                f"as 0.8,0.2 or 1/6,5/6."
             ) from None
     if min(probabilities) < 0:
         raise UserError(f"{name} holds {min(probabilities):g}; a probability is never negative.")
@@ -42,6 +42,7 @@ def parse_distribution(name: str, text: str) -> list[float]:
 
 
 def parse_pair(p_text: str, q_text: str) -> tuple[list[float], list[float]]:
+    """Parse P and Q, which must have the same number of outcomes."""
     p, q = parse_distribution("P", p_text), parse_distribution("Q", q_text)
     if len(p) != len(q):
         raise UserError(f"P has {len(p)} outcomes and Q has {len(q)}; give both the same outcomes.")
@@ -49,7 +50,7 @@ def parse_pair(p_text: str, q_text: str) -> tuple[list[float], list[float]]:
 
 
 def tell_exact(p: Sequence[float], q: Sequence[float], language: Language = "en") -> Section:
-    """Tell both directions in nats and bits, with the terms of the sums."""
+    """Show both directions in nats and bits, with the terms of the sums."""
     rows = [[say("kl_outcome", language), "p", "q", "p·ln(p/q)", "q·ln(q/p)"]]
     for i, (pi, qi) in enumerate(zip(p, q, strict=True), start=1):
         terms = [_number(_term(pi, qi)), _number(_term(qi, pi))]
@@ -67,12 +68,14 @@ def tell_exact(p: Sequence[float], q: Sequence[float], language: Language = "en"
 
 
 def _line(first: str, second: str, kl: float, language: Language) -> str:
-    bits = _number(kl / NATS_A_BIT)
+    bits = _number(kl / NATS_PER_BIT)
     return say("kl_line", language, p=first, q=second, nats=_number(kl), bits=bits)
 
 
 @dataclass(frozen=True)
 class Estimate:
+    """One estimator over the first `samples` outcomes."""
+
     samples: int
     estimator: str
     mean: float
@@ -84,7 +87,7 @@ class Estimate:
 def sample_estimates(
     p: Sequence[float], q: Sequence[float], samples: int, seed: int
 ) -> list[Estimate]:
-    """k1, k2 and k3 of outcomes drawn from p, over the first 10, 100, … of one sequence."""
+    """Estimate the KL by k1, k2 and k3 from the first 10, 100, … outcomes of one sample of p."""
     exact, drawn = exact_kl(p, q), _draw(p, samples, seed)
     log_p, log_q = _log(p)[drawn], _log(q)[drawn]
     everywhere = torch.ones_like(drawn, dtype=torch.bool)
@@ -105,6 +108,7 @@ SAMPLE_COLUMNS = ("samples", "estimator", "mean", "bias", "spread", "error")  # 
 def tell_samples(
     p: Sequence[float], q: Sequence[float], samples: int, seed: int, language: Language = "en"
 ) -> Section:
+    """Show the estimates of `sample_estimates`; if the KL is infinite, say so instead."""
     title = say("kl_samples_title", language, seed=seed)
     exact = exact_kl(p, q)
     if not math.isfinite(exact):
@@ -138,7 +142,7 @@ def _log(p: Sequence[float]) -> Float[Tensor, " outcomes"]:
 
 
 def _counts(samples: int) -> Iterator[int]:
-    """10, 100, 1000, … and the whole."""
+    """Yield 10, 100, 1000, … and at last `samples`."""
     count = 10
     while count < samples:
         yield count
@@ -147,7 +151,7 @@ def _counts(samples: int) -> Iterator[int]:
 
 
 def _term(pi: float, qi: float) -> float:
-    """An outcome that never happens costs nothing, whatever the other says of it."""
+    """Compute p·ln(p/q) of one outcome: 0 where p is 0, for every q."""
     if pi == 0:
         return 0.0
     return pi * math.log(pi / qi) if qi > 0 else math.inf
