@@ -249,7 +249,7 @@ class Config(RunConfig):
                 "actor.update.kind trpo needs all weights on every process, so it does not go with "
                 "launch.weights sharded; write replicated"
             )
-        if launch.weights == "sharded" and update.kind == "penalty" and update.estimator == "full":
+        if launch.weights == "sharded" and update.needs_old_policy:
             raise ValueError(
                 "actor.update.estimator full needs a second copy of the actor, so it does not go "
                 "with launch.weights sharded; write k3, or replicated weights"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from tether.config import PenaltyUpdate, TrpoUpdate
+from tether.config import TrpoUpdate
 from tether.models.cpu_matmul import packed_bytes
 from tether.models.forward import output_head, trunk
 from tether.models.lora import merged_bytes
@@ -189,7 +189,7 @@ def _learning(d: Demand, role: Learner) -> list[Part]:
 def _of_update(d: Demand, activations: int) -> list[Part]:
     """What some kinds of update hold beside gradients and activations."""
     match d.config.actor.update:
-        case PenaltyUpdate(estimator="full"):
+        case update if update.needs_old_policy:
             return [Part("old policy", d.actor.weight_bytes, "for the KL over the vocabulary")]
         case TrpoUpdate():
             # Weights before the step, gradient, step, and four vectors of conjugate gradients; a
