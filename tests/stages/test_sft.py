@@ -397,7 +397,7 @@ def test_a_template_that_rewrites_earlier_turns_is_noticed(byte_tokenizer, monke
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     monkeypatch.setattr(byte_tokenizer, "chat_template", forgetful)
-    with pytest.raises(Exception, match="writes earlier turns otherwise"):
+    with pytest.raises(Exception, match="changes earlier turns once others follow"):
         encode_messages(byte_tokenizer, TALK + TALK)
 
 
