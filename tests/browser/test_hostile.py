@@ -155,7 +155,7 @@ def test_hostile_text_stays_text_in_an_exported_folder(watched_page, hostile, tm
     subprocess.run(command, check=True, env=ENVIRONMENT, capture_output=True)
     shown = visit(watched_page, Watch(watched_page, target.as_uri()), runs, exported=True)
     assert_all_shown(shown)
-    assert "needs `tether view`" in shown
+    assert "needs “tether view”" in shown
 
 
 def assert_all_shown(shown: str) -> None:
