@@ -198,7 +198,7 @@ def time_to_score() -> Block:
     peer = "TRL GRPO"
     return Block(
         name="time-to-85",
-        title="time to 85% sampled on the held-out problems, starter model, 256 rows an iteration",
+        title="time to 85% sampled on the held-out problems, starter model, 256 rows per iteration",
         sides=[
             Side("tether", "bench.ours.time_to_score", job),
             Side(peer, "bench.peers.trl_grpo.program", job, "trl_grpo"),

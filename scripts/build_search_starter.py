@@ -250,7 +250,7 @@ def main() -> None:
     evaluation = tether.evaluate(str(args.out / "search_starter"), "search_qa", overrides)
     for name, part in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
         print(f"held-out {name}: {part.mean:.1%} of {part.count}")
-    print(f"searches a question: {evaluation.calls:.2f}")
+    print(f"searches per question: {evaluation.calls:.2f}")
 
 
 if __name__ == "__main__":

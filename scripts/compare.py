@@ -178,7 +178,7 @@ def draw(results: dict[str, list[Trial]], path: Path) -> None:
         style = {"color": f"C{i % 10}", "marker": "os^Dv"[i // 10], "linestyle": "none"}
         axes[0].plot([t.kl for t in trials], [100 * t.after for t in trials], label=name, **style)
         axes[1].plot([t.seconds for t in trials], [100 * t.after for t in trials], **style)
-    axes[0].set(xlabel="KL spent (nats a response)", ylabel="held-out exact match, sampled (%)")
+    axes[0].set(xlabel="KL spent (nats per response)", ylabel="held-out exact match, sampled (%)")
     axes[1].set(xlabel="seconds of training (one thread)")
     for axis in axes:
         axis.grid(alpha=0.3)

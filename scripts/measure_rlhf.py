@@ -132,7 +132,7 @@ def draw(courses: dict[float, list[Standing]], path: Path) -> None:
     axes[0].set(title="what the reward model sees", ylabel="learned reward")
     axes[1].set(title="what people truly think", ylabel="true utility")
     for axis in axes:
-        axis.set_xlabel("KL to SFT, nats a response")
+        axis.set_xlabel("KL to SFT, nats per response")
         axis.grid(alpha=0.3)
     axes[0].legend()
     figure.savefig(path, metadata={"Date": None})

@@ -161,7 +161,7 @@ def speed(scratch: Path) -> tuple[list[str], bool]:
         pace[name] = 256 / medians[-1]
         rows.append([name, *(f"{m:.2f}" for m in medians), f"{pace[name]:.0f}"])
     one, two = pace.values()
-    lines = [*table(rows).splitlines(), "", f"two processes: {two / one:.2f} × the rows a second"]
+    lines = [*table(rows).splitlines(), "", f"two processes: {two / one:.2f} × the rows per second"]
     return lines, two >= 0.75 * one
 
 

@@ -164,7 +164,7 @@ def test_a_run_of_a_stage_is_traced_with_the_data_and_reward_that_ship(
         (["1+1=?", "--model", "nowhere"], "No model at 'nowhere'"),
         (["hello", "--model", "nowhere"], "No model at 'nowhere'"),  # before the reward's column
         (["1+1=?", "--model", "no.yaml"], "No recipe or YAML file 'no.yaml'"),
-        (["1+1=?", "--json", "no/t.json"], "no/t.json cannot be written: no is no directory."),
+        (["1+1=?", "--json", "no/t.json"], "no/t.json cannot be written: no is not a directory."),
         (["1+1=?", "--actor.lrr", "1"], "Unknown field actor.lrr"),
         (["1+1=?", "--seed", "x"], "seed is 'x', but"),
     ],

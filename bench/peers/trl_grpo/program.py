@@ -2,8 +2,8 @@
 
 How settings are matched to the recipe `arithmetic`:
     rows             generation_batch_size: as many sampled responses an iteration
-    minibatches      per_device_train_batch_size rows a step, `num_iterations` passes: as many
-                     optimizer steps an iteration
+    minibatches      per_device_train_batch_size rows per step, `num_iterations` passes: as many
+                     optimizer steps per iteration
     learning rate    the same, falling linearly over as many iterations
     KL               beta is the recipe's; GRPO has it in the loss, where PPO has it in the reward
     response         max_completion_length, temperature 1, the whole vocabulary

@@ -1,1 +1,1 @@
-"""One small file a command: read the words typed, call the api, print. No logic of its own."""
+"""One small file per command: read the words typed, call the api, print. No logic of its own."""

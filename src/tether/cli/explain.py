@@ -49,7 +49,7 @@ def trace(
     columns = _columns(column or [])
     for path in filter(None, (json_file, html_file)):
         if not path.parent.is_dir():
-            raise UserError(f"{path} cannot be written: {path.parent} is no directory.")
+            raise UserError(f"{path} cannot be written: {path.parent} is not a directory.")
 
     from tether import api
     from tether.explain.document import to_html

@@ -30,7 +30,7 @@ def view(
     path = resolve("tether:recorded") if demo else path
     if not path.is_dir():
         raise UserError(
-            f"{path} is no folder; name a run or a folder of runs, or write --demo to see a "
+            f"{path} is not a folder; name a run or a folder of runs, or write --demo to see a "
             f"recorded one."
         )
     folder = Folder(path)
