@@ -103,13 +103,18 @@ def pipeline(world: World) -> dict:
 
 
 def fingerprint(run: Path) -> dict[str, str]:
-    """Return the SHA-256 of numbers, data between stages, and weights and moments at the end."""
+    """Return the SHA-256 of numbers, data between stages, and weights and moments at the end.
+
+    A row of rollouts names the file of its prompt, which lies in the pipeline's own directory.
+    """
     files = [path for name in COMPARED for path in run.rglob(name)]
     files += [*run.glob("data/*"), *run.rglob("rollouts/*")]
     for latest in run.rglob("LATEST"):
         files += (latest.parent / latest.read_text().strip()).rglob("*.safetensors")
     return {
-        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(run)): hashlib.sha256(
+            path.read_bytes().replace(bytes(run), b"RUN")
+        ).hexdigest()
         for path in sorted(files)
     }
 
