@@ -5,11 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from helpers import table
 import torch
+from helpers import table
 
 from dist.processes import run_processes
-from tether.dist.collectives import on_first_process, gather, gather_results
+from tether.dist.collectives import gather, gather_results, on_first_process
 from tether.dist.wire import pack, unpack
 from tether.dist.world import entered
 from tether.errors import RunStopped, UserError
@@ -29,8 +29,8 @@ def listeners() -> list[str]:
         except OSError:
             continue
     found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
+    for sockets in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(sockets).read_text().splitlines()[1:]:
             cells = line.split()
             if cells[3] == LISTENING and f"socket:[{cells[9]}]" in inodes:
                 found.append(cells[1].split(":")[0])
@@ -47,9 +47,9 @@ def _listen_and_exchange() -> tuple[list[str], list, str]:
         def fail():
             raise UserError("reward.kind is wrong")
 
-        with pytest.raises(UserError, match="reward.kind is wrong"):
+        with pytest.raises(UserError, match=r"reward\.kind is wrong"):
             on_first_process(fail)
-        with pytest.raises(UserError, match="reward.kind is wrong"):
+        with pytest.raises(UserError, match=r"reward\.kind is wrong"):
             gather_results(fail if here.rank else (lambda: 1))
         return found, lengths, str(on_first_process(lambda: Path("runs/x")))
 
@@ -83,7 +83,12 @@ def test_what_is_sent_comes_back_with_its_bits_and_its_types():
 
 
 def test_errors_come_back_as_what_they_were():
-    for error in (UserError("x"), RunStopped("y", [1]), OSError(28, "No space left"), KeyError("k")):
+    for error in (
+        UserError("x"),
+        RunStopped("y", [1]),
+        OSError(28, "No space left"),
+        KeyError("k"),
+    ):
         again = unpack(pack(error))
         assert (type(again), again.args) == (type(error), error.args)
     assert unpack(pack(RunStopped("y", [1]))).events == [1]

@@ -28,21 +28,20 @@ from transformers import (
 from dist.processes import free_port, run_processes
 from dist.test_runs import assert_same, at, difference, lines, ragged, train  # noqa: F401
 from tether import api
-from tether.algo.masked import weighted_sum
 from tether.algo.losses import LossInputs, policy_loss
+from tether.algo.masked import weighted_sum
 from tether.config import ClipUpdate, LoraSection
-from tether.dist.dtensor import full_tensor, as_dtensor, local_shard, shard_like, copy_from_full
+from tether.dist.dtensor import as_dtensor, copy_from_full, full_tensor, local_shard, shard_like
 from tether.dist.fsdp import release_gathered, shard, unsharded_model
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import entered, world
 from tether.errors import UserError
-from tether.models.lora import add_adapter
-from tether.models.weights import trainable_parameters
 from tether.models.critic import Critic
 from tether.models.forward import recompute_in_backward
-from tether.models.policy import Policy
-from tether.models.policy import AdapterOffReference
+from tether.models.lora import add_adapter
+from tether.models.policy import AdapterOffReference, Policy
 from tether.models.reward_model import RewardModel, decoder_head
+from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
 from tether.ppo.updates.minibatches import MinibatchSchedule, UpdateReport, optimizer_steps
 from tether.types import Experience, Minibatch
@@ -157,7 +156,9 @@ def learn(kind: str) -> dict:
 
     def actor_loss(batch: Minibatch) -> torch.Tensor:
         states = policy.states(batch.sequences)
-        new, entropies = policy.log_probs_and_entropies(states, batch.sequences, batch.response_mask)
+        new, entropies = policy.log_probs_and_entropies(
+            states, batch.sequences, batch.response_mask
+        )
         inputs = LossInputs(new, batch.old_log_probs, batch.policy_advantages, batch.response_mask)
         loss = policy_loss(ClipUpdate(), inputs)
         return weighted_sum(loss.per_token - 0.1 * entropies, batch.weights)

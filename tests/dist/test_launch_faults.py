@@ -55,7 +55,7 @@ class Processes:
             process.start()
 
     def wait_for_iterations(self, number: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(self.lines()) < number:
             assert time.monotonic() < deadline, self.said(0)
             time.sleep(0.02)
@@ -141,10 +141,11 @@ def test_what_only_one_process_finds_wrong_all_say(endless, tmp_path):
 
 
 def test_a_signal_to_one_ends_all_with_their_state_saved(endless):
-    with running(2, endless) as run:
+    patient = changed(endless, launch__timeout_seconds=60.0)  # a busy machine is not a lost process
+    with running(2, patient) as run:
         run.wait_for_iterations(1)
         os.kill(run.processes[1].pid, signal.SIGTERM)
-        ends = [run.wait(rank, 60) for rank in range(2)]
+        ends = [run.wait(rank, 120) for rank in range(2)]
         done = len(run.lines())
         assert ends == [f"done {done} SIGTERM"] * 2
         assert (run.run / "checkpoints" / "LATEST").read_text() == f"{done:06d}\n"

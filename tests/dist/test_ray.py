@@ -93,6 +93,16 @@ class Heard(Watcher):
         self.iterations.append(record.iteration)
 
 
+def test_one_worker_on_a_cluster_of_its_own_trains_as_without_ray(config, tmp_path):
+    short = changed(config, train__iterations=1, launch__num_workers=1, reward__kind="exact_answer")
+    heard = Heard()
+    placed = api.train(short, watch=heard)
+    assert heard.iterations == [0]
+    alone = api.train(changed(short, run__dir=str(tmp_path / "alone"), launch={"kind": "local"}))
+    assert placed.iterations_done == alone.iterations_done == 1
+    assert files(placed.run) == files(alone.run)
+
+
 @pytest.mark.long
 def test_a_worker_killed_in_mid_run_changes_no_bit(config, cluster, tmp_path):
     config["launch"]["address"] = cluster
@@ -119,6 +129,7 @@ def test_what_a_worker_refuses_is_what_the_command_says(config, cluster, monkeyp
         api.train(config)
 
 
+@pytest.mark.long
 def test_a_signal_ends_the_command_with_all_saved_and_nobody_left(config, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     (tmp_path / "killed").touch()

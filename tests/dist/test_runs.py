@@ -115,9 +115,7 @@ def test_three_processes_train_as_one(ragged, change):
 
 @pytest.mark.long
 def test_more_processes_than_rows_of_a_minibatch(ragged):
-    config = changed(
-        ragged, actor__minibatch_rows=3, critic__minibatch_rows=3, train__iterations=1
-    )
+    config = changed(ragged, actor__minibatch_rows=3, critic__minibatch_rows=3, train__iterations=1)
     [one] = run_processes(1, train, at(config, "one"))
     four, *_ = run_processes(4, train, at(config, "four"))
     assert_same(one, four, 1e-9)

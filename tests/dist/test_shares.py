@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-
-from hypothesis import strategies as st
 from helpers import sequences_of
 from hypothesis import given
+from hypothesis import strategies as st
 
-from tether.data.batching import own_microbatches, concat_rollouts
+from tether.data.batching import balance, concat_rollouts, own_microbatches, own_rows
 from tether.dist import world as worlds
-from tether.data.batching import balance, own_rows
 from tether.dist.world import World
 from tether.types import Call, Rollout
 

@@ -69,7 +69,9 @@ def shard_like(whole: Tensor, like: Tensor) -> Tensor:
 def copy_from_full(weight: Tensor, whole: Tensor) -> None:
     """Copy a full tensor into a weight, sharded or not."""
     if whole.shape != weight.shape:
-        raise RuntimeError(f"a weight is {tuple(weight.shape)}, what was saved {tuple(whole.shape)}")
+        raise RuntimeError(
+            f"a weight is {tuple(weight.shape)}, what was saved {tuple(whole.shape)}"
+        )
     local_shard(weight).copy_(shard_like(whole, weight))
 
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from tether.dist.ray_mailbox import forwarded_signal
 from tether.dist.collectives import gather
+from tether.dist.ray_mailbox import forwarded_signal
 from tether.dist.world import world
 
 ECHO_SECONDS = 2.0
@@ -25,10 +25,15 @@ class Dropped(BaseException):
 
 
 class Interrupt:
-    """Context manager that records the first signal in `signal` instead of ending the process."""
+    """Context manager that records the first signal in `signal` instead of ending the process.
+
+    Among several processes `signal` is set by `agree` alone, so that it is the same on all; one
+    that a process receives while it waits there is made known by the next `agree`.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._received: signal.Signals | None = None  # by this process, agreed on or not
         self._heard = 0.0
         self._may_drop = False
 
@@ -64,16 +69,19 @@ class Interrupt:
 
     def agree(self) -> None:
         """Make a signal that one process received known to all."""
-        sent = gather(self.signal or forwarded_signal())
+        sent = gather(self._received or forwarded_signal())
         heard = [number for number in sent if number is not None]
-        self.signal = heard[0] if heard else None
+        if heard and self.signal is None:
+            self.signal, self._heard = heard[0], time.monotonic()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and not self._is_echo():
+        if (self._received or self.signal) is not None and not self._is_echo():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.signal = signal.Signals(number)
+        self._received = signal.Signals(number)
         self._heard = time.monotonic()
+        if world().size == 1:
+            self.signal = self._received
         if number == signal.SIGHUP:
             self._leave_terminal()
         if self._may_drop:

@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tether import __version__
 from tether.config import LaunchSection
+from tether.dist.environment import launched_rank
 from tether.dist.ray_cluster import connected
 from tether.dist.ray_mailbox import Mailbox, WorkerMailbox, open_mailbox
-from tether.dist.environment import launched_rank
 from tether.errors import OthersLost, RunStopped, UserError, one_line
 
 T = TypeVar("T")
@@ -111,8 +111,8 @@ class _Driver:
         return result
 
     def _is_over(self) -> bool:
-        """Return whether the first worker has ended, which stands for all; or another one failed, and
-        the first has not noticed in time."""
+        """Return whether the first worker has ended, which stands for all, or another one failed
+        and the first has not noticed in time."""
         failed = any(error is not None for _, error in self.ends.values())
         late = time.monotonic() > self.first_end + PATIENCE_SECONDS
         return 0 in self.ends or (failed and late)

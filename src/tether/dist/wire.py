@@ -52,7 +52,9 @@ def _plain(value: Any) -> Any:
         case BaseException():
             return _plain_error(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _plain(vars(value)[field.name]) for field in dataclasses.fields(value)}
+        fields = {
+            field.name: _plain(vars(value)[field.name]) for field in dataclasses.fields(value)
+        }
         return {KIND: "dataclass", **_class_of(value), "fields": fields}
     raise TypeError(f"{type(value).__name__} cannot be sent between processes")
 
@@ -95,7 +97,9 @@ def _restored(value: Any) -> Any:
         case "tensor":
             content = bytearray(base64.b64decode(value["content"]))
             dtype = getattr(torch, value["dtype"])
-            flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+            flat = (
+                torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+            )
             return flat.reshape(value["shape"])
         case "named":
             return _find_class(value, tuple)(*_restored(value["fields"]))

@@ -19,6 +19,7 @@ from tether.errors import OthersLost, UserError, one_line
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOOPBACK_INTERFACE = "lo"
 
+
 @dataclass(frozen=True)
 class World:
     """This process's rank, and what it shares with the others."""
