@@ -152,7 +152,7 @@ def evaluate(
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)
     try:
-        if adapted:
+        if run is not None and adapted:
             load_adapter(latest_checkpoint(run), roles, config)
         if roles.heldout_prompts is None:
             raise UserError("data.heldout is not set, so there is nothing to evaluate on.")

@@ -107,7 +107,8 @@ class ConfigCommand(TyperCommand):
 
         return Config
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+    # typer's base class takes a context of click's, which it no longer gives a public name.
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
         from tether.config import walk_fields
 

@@ -23,10 +23,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import PreTrainedModel
 
 from tether.config import Config
@@ -187,7 +188,7 @@ def load_plain_actor(
     _refuse_other_base(checkpoint, config)
     model = load_causal_lm(settings.actor, settings.dtype, device, settings.hub)
     vocabulary = load_vocabulary(settings.actor, model, settings.hub)
-    model.to(dtype=DTYPES[dtype])  # type: ignore[call-arg]
+    cast(nn.Module, model).to(dtype=DTYPES[dtype])
     add_adapter(model, settings.lora, config.seed, "actor")
     load_trainable_parameters(model, read_tensors(checkpoint / ADAPTER))
     merge_adapter(model)
