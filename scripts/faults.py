@@ -1,15 +1,19 @@
 """`make faults`: every fault that a run must survive, counted; exits 1 if anything was lost.
 
-With --write the table goes into docs/reliability.md.
+With --write the table goes into docs/reliability.md. A row that is done is kept in runs/faults/, so
+that an hour that was interrupted goes on where it stopped; a changed source file starts it anew.
 """
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,19 +82,20 @@ def main() -> None:
     options = parser.parse_args()
 
     folder = Path(tempfile.mkdtemp(prefix="tether-faults-"))
-    began = time.perf_counter()
+    done = DoneRows(options.seed, options.share)
     bench = interruptions.Bench(make_world(folder / "world"), folder, options.seed)
     found: list[Row] = []
+    seconds = 0.0
     for name, run in rows(bench, options.share):
         if options.only and name not in options.only:
             continue
-        start = time.perf_counter()
         print(f"{name} …", end=" ", flush=True)
-        new = run()
+        new, taken = done.get(name) or done.add(name, run)
         held = ", ".join(f"{row.number}: {row.held} of {row.tries} held" for row in new)
-        print(f"{held} ({time.perf_counter() - start:.0f} s)", flush=True)
+        print(f"{held} ({taken:.0f} s)", flush=True)
         found += new
-    minutes = (time.perf_counter() - began) / 60
+        seconds += taken
+    minutes = seconds / 60
 
     lost = [row for row in found if not row.holds]
     lines = [
@@ -106,6 +111,39 @@ def main() -> None:
     if not lost:
         shutil.rmtree(folder)
     sys.exit(1 if lost else 0)
+
+
+class DoneRows:
+    """Rows that were counted before, with the same source, seed and number of tries."""
+
+    def __init__(self, seed: int, share: float) -> None:
+        digest = hashlib.sha256()
+        for folder in ("src/tether", "tests/faults"):
+            for file in sorted((ROOT / folder).rglob("*.py")):
+                digest.update(file.read_bytes())
+        self.file = ROOT / "runs" / "faults" / f"{digest.hexdigest()[:16]}-{seed}-{share}.jsonl"
+
+    def get(self, name: str) -> tuple[list[Row], float] | None:
+        """Return the rows counted under this name and their seconds; None if they were not."""
+        if not self.file.exists():
+            return None
+        for line in self.file.read_text().splitlines():
+            kept = json.loads(line)
+            if kept["name"] == name:
+                return [Row(**row) for row in kept["rows"]], kept["seconds"]
+        return None
+
+    def add(self, name: str, run: Callable[[], list[Row]]) -> tuple[list[Row], float]:
+        """Count the rows; keep them if they hold, as what was lost is to be tried again."""
+        start = time.perf_counter()
+        found = run()
+        taken = time.perf_counter() - start
+        if all(row.holds for row in found):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a") as file:
+                kept = {"name": name, "rows": [asdict(row) for row in found], "seconds": taken}
+                file.write(json.dumps(kept) + "\n")
+        return found, taken
 
 
 def _cells(row: Row) -> list[str]:
