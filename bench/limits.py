@@ -1,4 +1,4 @@
-"""What the machine can do: transformers' own forward of one token a row, and a matrix product."""
+"""What the machine can do: transformers' own forward of one token per row, and a matrix product."""
 
 import time
 
@@ -19,7 +19,7 @@ def main() -> None:
 
 @torch.no_grad()
 def bare_forward(job: Job) -> Result:
-    """One token a row, no cache, no sampling: what a decoding step cannot go below."""
+    """One token per row, no cache, no sampling: what a decoding step cannot go below."""
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()
     ids = torch.tensor([prompt[:1] for prompt in job["prompts"]])
 

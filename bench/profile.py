@@ -87,7 +87,7 @@ def describe(title: str, config: Config, roles: Roles) -> list[str]:
     shares = [["", "share"], *([name, f"{s / whole:.0%}"] for name, s in groups.most_common())]
     laps = ", ".join(f"{name} {seconds:.2f}" for name, seconds in stages.items())
     return [
-        f"{title}: {plain:.2f} s an iteration ({laps}); under the profiler {whole:.2f} s",
+        f"{title}: {plain:.2f} s per iteration ({laps}); under the profiler {whole:.2f} s",
         *table(shares).split("\n"),
         f"  largest operators: {largest}",
         "",

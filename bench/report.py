@@ -90,7 +90,7 @@ def verdict(check: Check, found: dict[str, Figure]) -> Verdict:
 
 
 def block_lines(block: Block, turns: Turns, gemm_rate: float | None) -> list[str]:
-    """One block: a line a side, then its notes."""
+    """One block: a line per side, then its notes."""
     found, floors = figures(turns), {}
     if gemm_rate is not None:
         floors = {

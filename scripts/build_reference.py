@@ -33,7 +33,8 @@ through them. Unknown fields are errors. How to use all this: [running](running.
 
 ESTIMATORS_INTRO = """\
 The estimators: r is a token's reward and V its value, ′ marks the next token, s is the sum of a
-response's token rewards, mean and std are over the responses to one prompt. More about them:
+response's token rewards and l its length; mean, std and Σ are over the responses to one prompt,
+j ≠ i over the others, and argmax π is the greedy response. More about them:
 [updates and estimators](updates.md).
 """
 

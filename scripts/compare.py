@@ -57,7 +57,7 @@ class Trial:
     greedy: float
     kl: float
     seconds: float
-    curve: list[tuple[float, float, float]]  # (seconds, KL to the reference, score) an iteration
+    curve: list[tuple[float, float, float]]  # (seconds, KL to the reference, score) per iteration
 
 
 def main() -> None:
@@ -128,7 +128,7 @@ def gain(trials: list[Trial]) -> float:
 
 
 def describe(results: dict[str, list[Trial]]) -> str:
-    rows = [["variant", "sampled", "lowest – highest", "greedy", "KL spent", "s an iteration"]]
+    rows = [["variant", "sampled", "lowest – highest", "greedy", "KL spent", "s per iteration"]]
 
     def middle(values: Iterable[float]) -> float:
         return statistics.median(values)
@@ -161,7 +161,7 @@ def write(text: str, results: dict[str, list[Trial]], options: argparse.Namespac
             "",
             f"  Held-out exact match of sampled responses, {before:.1%} before training; recipe",
             f"  {options.recipe}, {options.iterations} iterations, median of {options.seeds}",
-            f"  seeds, one thread a run. {machine()}",
+            f"  seeds, one thread per run. {machine()}",
         ],
     )
 

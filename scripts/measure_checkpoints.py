@@ -45,7 +45,7 @@ def main() -> None:
     share = save / (EVERY * iteration)
     lines = [
         f"a checkpoint    {save:.3f} s, {size / 2**20:.1f} MiB: median of {ITERATIONS}",
-        f"an iteration    {iteration:.3f} s: median of {ITERATIONS}, alternating",
+        f"one iteration   {iteration:.3f} s: median of {ITERATIONS}, alternating",
         f"every {EVERY}th       {share:.2%} of the time",
         machine(),
     ]

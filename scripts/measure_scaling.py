@@ -38,7 +38,7 @@ RAGGED = {
     "actor.minibatch_rows": 20,
     "critic.minibatch_rows": 20,
     "actor.schedule": "constant",
-    # With few rows the recipe's own rates are so high that rounding grows tenfold an iteration.
+    # With few rows the recipe's own rates are so high that rounding grows tenfold per iteration.
     "actor.lr": 1e-4,
     "critic.lr": 3e-4,
 }
@@ -154,7 +154,7 @@ def speed(scratch: Path) -> tuple[list[str], bool]:
             folder = run(scratch / f"speed-{processes}", {**fields, "threads": threads}, processes)
             times[name] += read_lines(folder / "timings.jsonl")[1:]  # the first one warms up
     parts = ["time/rollout", "time/reward", "time/forward", "time/update", "time/iteration"]
-    rows = [["s an iteration of 256 rows", *(part.partition("/")[2] for part in parts), "rows/s"]]
+    rows = [["s per iteration of 256 rows", *(part.partition("/")[2] for part in parts), "rows/s"]]
     pace = {}
     for name, found in times.items():
         medians = [median(line[part] for line in found) for part in parts]

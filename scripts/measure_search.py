@@ -160,7 +160,7 @@ def describe(results: Mapping[str, list[Cell]]) -> str:
                 ]
             )
     notes = (
-        "Exact match of one sampled response a held-out question, with 95% intervals; one and two\n"
+        "Exact match, one sampled response per held-out question, 95% intervals; one and two\n"
         "hops apart, by draws of their own; searches per question; KL to the starter in nats per\n"
         "response. *: the seed in the middle."
     )

@@ -11,6 +11,9 @@ from pathlib import Path
 from helpers import table
 
 import tether
+from tether.algo.losses import POLICY_LOSSES
+from tether.config import ESTIMATORS
+from tether.config.algorithm import ActorSection
 from tether.explain.document import Section
 from tether.explain.examples_text import tell_examples
 from tether.explain.kl_table import tell_exact, tell_samples
@@ -140,6 +143,18 @@ def test_what_is_printed_in_chinese_holds_no_english_word(name):
     found = set(re.findall(r"[A-Za-z][A-Za-z_]+", OUTPUTS[name]()))
     found = {word.removeprefix("log").removeprefix("ln") or "log" for word in found}
     assert {word for word in found if len(word) > 1} - LATIN == set()
+
+
+def test_formulas_are_symbols_in_every_language():
+    """The trace and the page show them as they stand, also between Chinese words."""
+    updates = [{"kind": kind} for kind in POLICY_LOSSES]
+    updates += [{"dual_clip": 3.0}, {"kind": "dppo", "divergence": "kl"}]
+    written = [traits.formula for traits in ESTIMATORS.values()]
+    for update in updates:
+        section = ActorSection(update=update).update
+        written += [section.formula, section.bound or ""]
+    found = set(re.findall(r"[A-Za-z]{2,}", " ".join(written)))
+    assert found - LATIN == {"mean", "std", "exp", "argmax", "sg", "TV"}
 
 
 def test_a_mixed_text_is_found_out():

@@ -1,7 +1,7 @@
 """TRL's newest GRPO on the arithmetic problems, until the sampled held-out score is reached.
 
 How settings are matched to the recipe `arithmetic`:
-    rows             generation_batch_size: as many sampled responses an iteration
+    rows             generation_batch_size: as many sampled responses per iteration
     minibatches      per_device_train_batch_size rows per step, `num_iterations` passes: as many
                      optimizer steps per iteration
     learning rate    the same, falling linearly over as many iterations

@@ -5,7 +5,7 @@ How settings are matched to ours:
     epochs         num_ppo_epochs
     response       response_length; stop_token None leaves the model without an EOS, so that
                    every row has this many tokens
-    KL             kl_coef, k1: the reference is read once a step, as in ours
+    KL             kl_coef, k1: the reference is read once per step, as in ours
     critic         a sequence classifier of the same model: the trunk and a head of width 1
     LoRA           rank, alpha and all linear layers, on policy and critic; the reference is the
                    policy with its adapter off

@@ -25,7 +25,7 @@ from tether.train.training import Result
 from tether.train.watch import IterationRecord, Watcher
 
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
-EVENTS_SHOWN = 3  # an iteration
+EVENTS_SHOWN = 3  # per iteration
 PLAIN_LINES = 20  # progress lines in the course of a run, where there is no terminal
 
 

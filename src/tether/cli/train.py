@@ -132,7 +132,7 @@ def check(
         f"plan of {recipe}": plan.lines(),
         "reward, tried on a few rows": _printable(plan.reward_lines()),
         "memory of a process": plan.memory_lines(),
-        "sent by a process, an iteration": plan.sent_lines(),
+        "sent per process, per iteration": plan.sent_lines(),
         "time of an iteration, estimated": plan.time_lines(),
     }
     tables = [

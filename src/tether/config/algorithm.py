@@ -167,12 +167,15 @@ class UpdateSection(Section):
 
     # Fields that the loss of a token does not read: the page's what-if offers all others.
     beside_the_loss: ClassVar[tuple[str, ...]] = ()
+    # One natural-gradient step on all rows, of the surrogate alone, in place of minibatches.
+    natural_gradient: ClassVar[bool] = False
 
     @property
     def formula(self) -> str:
         """Return the per-token objective with this section's numbers.
 
-        r is the ratio new/old, A the advantage, sg(x) the number x without its gradient.
+        r is the ratio new/old, A the advantage, sg(x) the number x without its gradient, [x] 1 if
+        x is true and 0 if not. Symbols alone: the trace shows it in every language.
         """
         raise NotImplementedError
 
@@ -209,7 +212,7 @@ class ClipUpdate(UpdateSection):
         clipped = f"min(r·A, clip(r, {1 - self.eps_low:g}, {1 + self.eps_high:g})·A)"
         if self.dual_clip is None:
             return clipped
-        return f"max({clipped}, {self.dual_clip:g}·A if A < 0)"
+        return f"max({clipped}, {self.dual_clip:g}·min(A, 0))"
 
     @property
     def bound(self) -> str:
@@ -245,6 +248,7 @@ class TrpoUpdate(UpdateSection):
     """TRPO: one natural-gradient step on all rows, no longer than a KL of `max_kl`."""
 
     beside_the_loss = ("max_kl", "cg_iterations", "damping", "backtracks", "backtrack_ratio")
+    natural_gradient = True
 
     kind: Literal["trpo"]
     """trust region with a hard constraint"""
@@ -261,7 +265,7 @@ class TrpoUpdate(UpdateSection):
 
     @property
     def formula(self) -> str:
-        return f"r·A, subject to mean KL(old‖new) ≤ {self.max_kl:g}"
+        return f"r·A,  mean KL(old‖new) ≤ {self.max_kl:g}"
 
 
 class CpiUpdate(UpdateSection):
@@ -342,7 +346,7 @@ class DppoUpdate(UpdateSection):
     @property
     def formula(self) -> str:
         far = f"{self.divergence.upper()}(old, new) > {self.max_divergence:g}"
-        return f"m·r·A, m = 0 where {far} and (r − 1)·A > 0, else 1"
+        return f"m·r·A,  m = 1 − [{far} ∧ (r − 1)·A > 0]"
 
     @property
     def bound(self) -> str:

@@ -17,8 +17,10 @@ from tether.config.base import Aggregation
 class EstimatorTraits:
     """What the rest of the program has to know about an estimator.
 
-    In `formula`, s is the sum of a row's token rewards, r is a token's reward, V its value, and ′
-    marks the next token.
+    In `formula`, s is the sum of a row's token rewards, l its length, r is a token's reward, V its
+    value, and ′ marks the next token; mean, std and Σ are over the responses to one prompt, j ≠ i
+    over the others, and argmax π is the greedy response. Symbols alone: the trace shows it in
+    every language.
     """
 
     formula: str
@@ -38,18 +40,18 @@ ESTIMATORS = {
         whitens=True,
     ),
     "grpo": EstimatorTraits(
-        formula="A = (s − mean) / (std + 1e-6)",
+        formula="A = (s − mean(s)) / (std(s) + 1e-6)",
         paper="Shao et al. 2024, 2402.03300",
         by_group=True,
     ),
     "dr_grpo": EstimatorTraits(
-        formula="A = s − mean",
+        formula="A = s − mean(s)",
         paper="Liu et al. 2025, 2503.20783",
         by_group=True,
         aggregation="seq_mean_token_sum_norm",
     ),
     "rloo": EstimatorTraits(
-        formula="A = s − mean of the others",
+        formula="A = s − mean(s_j, j ≠ i)",
         paper="Ahmadian et al. 2024, 2402.14740",
         by_group=True,
     ),
@@ -59,18 +61,18 @@ ESTIMATORS = {
         whitens=True,
     ),
     "reinforce_plus_plus_baseline": EstimatorTraits(
-        formula="A = s − mean",
+        formula="A = s − mean(s)",
         paper="Hu et al. 2025, 2501.03262",
         by_group=True,
         whitens=True,
     ),
     "remax": EstimatorTraits(
-        formula="A = r + γ·r′ + … − greedy score",
+        formula="A = r + γ·r′ + … − s(argmax π)",
         paper="Li et al. 2023, 2310.10505",
         needs_greedy=True,
     ),
     "opo": EstimatorTraits(
-        formula="A = s − mean weighted by length",
+        formula="A = s − Σ l·s / Σ l",
         paper="Hao et al. 2025, 2505.23585",
         by_group=True,
     ),

@@ -204,8 +204,9 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
-    def _trpo_stands_alone(self) -> Config:
-        if self.actor.update.kind != "trpo":
+    def _natural_gradient_stands_alone(self) -> Config:
+        update = self.actor.update
+        if not update.natural_gradient:
             return self
         refused = {
             "actor.entropy_coef": self.actor.entropy_coef > 0,
@@ -216,17 +217,18 @@ class Config(RunConfig):
         for field, is_set in refused.items():
             if is_set:
                 raise ValueError(
-                    f"{field} does not go with actor.update.kind trpo, whose one step maximises "
-                    f"the surrogate alone; leave it out"
+                    f"{field} does not go with actor.update.kind {update.kind}, whose one step "
+                    f"maximises the surrogate alone; leave it out"
                 )
         if self.model.dtype == TOO_COARSE_TO_LEARN:
             raise ValueError(
-                "model.dtype bfloat16 does not go with actor.update.kind trpo, whose Fisher "
-                "products are differences that it rounds away; write float32"
+                f"model.dtype bfloat16 does not go with actor.update.kind {update.kind}, whose "
+                f"Fisher products are differences that it rounds away; write float32"
             )
         if self.rows < 2:
             raise ValueError(
-                "actor.update.kind trpo needs at least 2 rows per iteration; raise rollout.prompts"
+                f"actor.update.kind {update.kind} needs at least 2 rows per iteration; raise "
+                f"rollout.prompts"
             )
         return self
 
@@ -244,10 +246,10 @@ class Config(RunConfig):
                 f"launch.tensor_parallel = {launch.tensor_parallel} does not split layers under an "
                 f"adapter; write 1, or leave model.lora and model.critic_lora out"
             )
-        if launch.weights == "sharded" and update.kind == "trpo":
+        if launch.weights == "sharded" and update.natural_gradient:
             raise ValueError(
-                "actor.update.kind trpo needs all weights on every process, so it does not go with "
-                "launch.weights sharded; write replicated"
+                f"actor.update.kind {update.kind} needs all weights on every process, so it does "
+                f"not go with launch.weights sharded; write replicated"
             )
         if launch.weights == "sharded" and update.needs_old_policy:
             raise ValueError(

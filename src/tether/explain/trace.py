@@ -175,7 +175,7 @@ def one_prompt_config(config: Config, data: str) -> Config:
     """
     samples = config.rollout.samples_per_prompt
     rows = samples if config.advantage.traits.by_group else 1
-    if config.actor.update.kind == "trpo":
+    if config.actor.update.natural_gradient:
         rows = max(rows, 2)
     critic = {} if config.critic.shared_trunk else {"epochs": 1, "minibatch_rows": rows}
     mapping = config.to_dict()

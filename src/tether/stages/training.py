@@ -148,7 +148,7 @@ def fix_template_day(day: datetime.date | None, tokenizer: PreTrainedTokenizerBa
 
 
 class StageTraining(Generic[C]):
-    """A stage under Adam, one optimizer step an iteration."""
+    """A stage under Adam, one optimizer step per iteration."""
 
     def __init__(self, config: C, stage: Stage) -> None:
         self.config, self.stage = config, stage
