@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import strategies as st
+from tiny_models import tiny_llama as tiny_llama
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.config import Config
 from tether.config.load import validate_config
@@ -119,24 +119,19 @@ def grids(draw, *cells, max_rows: int = 4, max_columns: int = 6) -> list[list[li
 numbers = st.floats(-5, 5, allow_subnormal=False)
 
 
-def tiny_llama(vocabulary: int, eos_id: int, seed: int = 0) -> LlamaForCausalLM:
-    """Random weights large enough that log-probs differ clearly from token to token."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        eos_token_id=eos_id,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
+def tiny_recipe(model: str, data: str, run: Path) -> dict:
+    """A run of two short iterations; a test changes what it is about."""
+    return {
+        "threads": 1,
+        "run": {"dir": str(run), "rollouts_every": 1},
+        "model": {"actor": model},
+        "data": {"train": data, "heldout": data},
+        "rollout": {"prompts": 6, "samples_per_prompt": 2, "max_response_tokens": 8},
+        "reward": {"kind": "exact_answer"},
+        "actor": {"lr": 1e-3, "epochs": 2, "minibatch_rows": 5},
+        "critic": {"lr": 1e-3, "epochs": 2, "minibatch_rows": 5},
+        "train": {"iterations": 2},
+    }
 
 
 def sequences_of(rows: list[tuple[list[int], list[int]]], width: int | None = None) -> Sequences:

@@ -1,4 +1,4 @@
-"""Shapes are checked at run time in every test; tiny models are built once per session."""
+"""Shapes are checked at run time (see shapes.py); tiny models are built once per session."""
 
 import json
 import os
@@ -7,6 +7,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Before the hook below: modules first imported while it loads tether miss their compiled files.
 import httpx  # noqa: F401
+import jaxtyping
 import jinja2.sandbox  # noqa: F401
 import peft  # noqa: F401
 import pydantic  # noqa: F401
@@ -18,16 +19,18 @@ import torch.testing
 import typer.testing  # noqa: F401
 from hypothesis import settings
 from jaxtyping import install_import_hook
+from shapes import are_checked_in, modules_with_shapes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-with install_import_hook("tether", "beartype.beartype"):
+with install_import_hook(modules_with_shapes(), "beartype.beartype"):
     import tether.api
     import tether.types
 
-from helpers import changed, configured, distinct_letters, tiny_llama
+from helpers import changed, configured, distinct_letters, tiny_llama, tiny_recipe
 
+from tether import assets
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.roles import build_roles
 
@@ -35,10 +38,10 @@ settings.register_profile("tether", max_examples=60, deadline=None, derandomize=
 settings.load_profile("tether")
 
 SPECIAL = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"]
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    jaxtyping.config.update("jaxtyping_disable", not are_checked_in(item.path))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,7 +67,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>"
     )
-    fast.chat_template = TEMPLATE
+    # The starter's: one that does not ship is rendered in a process of its own, started per run.
+    starter = assets.resolve("tether:starter") / "tokenizer_config.json"
+    fast.chat_template = json.loads(starter.read_bytes())["chat_template"]
     return fast
 
 
@@ -93,18 +98,7 @@ def tiny_data(tmp_path_factory) -> str:
 
 @pytest.fixture
 def tiny_config(tiny_model_dir, tiny_data, tmp_path) -> dict:
-    """A run of two short iterations; a test changes what it is about."""
-    return {
-        "threads": 1,
-        "run": {"dir": str(tmp_path / "run"), "rollouts_every": 1},
-        "model": {"actor": tiny_model_dir},
-        "data": {"train": tiny_data, "heldout": tiny_data},
-        "rollout": {"prompts": 6, "samples_per_prompt": 2, "max_response_tokens": 8},
-        "reward": {"kind": "exact_answer"},
-        "actor": {"lr": 1e-3, "epochs": 2, "minibatch_rows": 5},
-        "critic": {"lr": 1e-3, "epochs": 2, "minibatch_rows": 5},
-        "train": {"iterations": 2},
-    }
+    return tiny_recipe(tiny_model_dir, tiny_data, tmp_path / "run")
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_the_template_adds_a_system_turn_when_asked(byte_tokenizer):
 def test_messages_are_rendered_as_they_are_and_keep_their_own_system_turn(byte_tokenizer):
     turns = [("user", "1+1=?"), ("assistant", "2"), ("user", "sure?")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    text = "<|user|>1+1=?<|assistant|>2<|user|>sure?<|assistant|>"
+    text = "<|user|>1+1=?<|assistant|>2<|end|><|user|>sure?<|assistant|>"
     assert byte_tokenizer.decode(render_prompt(byte_tokenizer, messages)) == text
     ids = render_prompt(byte_tokenizer, messages, "be brief")
     assert byte_tokenizer.decode(ids) == "<|system|>be brief" + text

@@ -22,7 +22,11 @@ from tether.errors import UserError
 from tether.train.watch import Watcher
 
 # Of the tests' own clusters; Ray reads it when it is imported.
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+os.environ |= {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_worker_niceness": "0",  # its workers would wait for whatever else runs here
+}
 pytest.importorskip("ray", reason="Ray is an extra; `make test` installs it")
 
 # Scores by letters; the worker of the second process is killed once, in its third iteration.

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import yaml
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tiny_models import tiny_llama
+from transformers import AutoTokenizer
 
 from tether import assets
 
@@ -40,7 +40,8 @@ def make_world(folder: Path) -> World:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(assets.resolve("tether:starter"))
     tokenizer.save_pretrained(world.model)
-    _tiny(len(tokenizer), tokenizer.eos_token_id).save_pretrained(world.model)
+    model = tiny_llama(len(tokenizer), tokenizer.eos_token_id, initializer_range=0.2)
+    model.save_pretrained(world.model)
     rows = [{"prompt": f"{a}+{b}=?", "answer": str(a + b)} for a in range(4) for b in (1, 22, 33)]
     assert len(rows) == PROMPTS
     world.data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -70,25 +71,6 @@ def recipe(world: World) -> dict:
             "checkpoint_every": 2,
         },
     }
-
-
-def _tiny(vocabulary: int, eos_id: int) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        eos_token_id=eos_id,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    return LlamaForCausalLM(config)
 
 
 def fingerprint(run: Path) -> dict[str, str]:

@@ -18,7 +18,8 @@ QUICK = {
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param({}, id="clip"),
+        pytest.param({"train.iterations": 6, "train.eval_prompts": 200}, id="clip, half as long"),
+        pytest.param({}, id="clip", marks=pytest.mark.long),
         pytest.param({"actor.update.kind": "penalty"}, id="penalty", marks=pytest.mark.long),
         pytest.param(
             {"actor.update.kind": "trpo", "actor.update.max_kl": 0.02},

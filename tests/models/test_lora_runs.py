@@ -15,6 +15,8 @@ from helpers import (
     made_experience,
     read_jsonl,
     stopping,
+    table,
+    tiny_recipe,
 )
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -34,10 +36,10 @@ from tether.run.checkpoint_store import latest_checkpoint
 LORA = {"rank": 4, "alpha": 8.0}
 
 
-@pytest.fixture
-def config(tiny_config):
+@pytest.fixture(scope="module")
+def recipe(tiny_model_dir, tiny_data, tmp_path_factory):
     return changed(
-        tiny_config,
+        tiny_recipe(tiny_model_dir, tiny_data, tmp_path_factory.mktemp("finished") / "run"),
         model__lora=LORA,
         model__critic_lora={"rank": 2, "targets": ["q_proj", "down_proj"]},
         actor__lr=1e-2,
@@ -48,20 +50,25 @@ def config(tiny_config):
 
 
 @pytest.fixture
-def finished(config):
-    return tether.train(config, reward=distinct_letters)
+def config(recipe, tmp_path):
+    return changed(recipe, run__dir=str(tmp_path / "run"))
 
 
-def test_a_stopped_run_with_adapters_goes_on_to_the_same_bits(config, tmp_path):
+@pytest.fixture(scope="module")
+def finished(recipe):
+    """A run that the tests only read."""
+    return tether.train(recipe, reward=distinct_letters)
+
+
+def test_a_stopped_run_with_adapters_goes_on_to_the_same_bits(config, finished):
     with pytest.raises(Stop):  # 6 scores in the first evaluation, 12 an iteration
         tether.train(config, reward=stopping(6 + 3 * 12 + 5))
     run = Path(config["run"]["dir"])
     result = api.resume(run, reward=distinct_letters)
     assert (result.resumed_from, result.iterations_done) == (2, 4)
-    whole = tether.train(changed(config, run__dir=str(tmp_path / "whole")), reward=distinct_letters)
     for name in ("metrics.jsonl", "evals.jsonl", "rollouts/000003.jsonl"):
-        assert (run / name).read_bytes() == (whole.run / name).read_bytes()
-    one, other = latest_checkpoint(run), latest_checkpoint(whole.run)
+        assert (run / name).read_bytes() == (finished.run / name).read_bytes()
+    one, other = latest_checkpoint(run), latest_checkpoint(finished.run)
     names = {path.name for path in one.iterdir()}
     assert names == {path.name for path in other.iterdir()}
     for name in (
@@ -132,8 +139,8 @@ def test_only_adapters_and_the_head_are_moved(config):
     ],
 )
 def test_adapters_go_with(config, changes):
-    config = changed(config, train__iterations=2, train__checkpoint_every=0, data__heldout=None)
-    config = changed(config, **changes)
+    short = {"train__iterations": 2, "actor__epochs": 1, "train__checkpoint_every": 0}
+    config = changed(config, data__heldout=None, **short, **changes)
     result = tether.train(config, reward=distinct_letters)
     lines = read_jsonl(result.run / "metrics.jsonl")
     assert all(math.isfinite(line["kl/sequence_mean"]) for line in lines)
@@ -141,7 +148,7 @@ def test_adapters_go_with(config, changes):
     assert any(bool(x.any()) for name, x in adapter.items() if "lora_B" in name)
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "words"),
     [
         ({"kl__refresh_reference_every": 2}, r"kl\.refresh_reference_every does not go with"),
@@ -200,17 +207,18 @@ def test_an_adapter_that_does_not_fit_the_fields_is_refused(finished):
         api.evaluate(str(finished.run), overrides={"model.lora.rank": 2}, reward=distinct_letters)
 
 
-def test_an_adapter_is_not_put_on_another_base(finished, config, tiny_model_dir, tmp_path):
+def test_an_adapter_is_not_put_on_another_base(finished, tiny_model_dir, tmp_path):
     """Its hash is kept with the checkpoint."""
     other = tmp_path / "other"
     shutil.copytree(tiny_model_dir, other)
     AutoModelForCausalLM.from_pretrained(tiny_model_dir).double().save_pretrained(other)
-    path = finished.run / "config.yaml"
+    run = Path(shutil.copytree(finished.run, tmp_path / "run"))
+    path = run / "config.yaml"
     path.write_text(path.read_text().replace(tiny_model_dir, str(other)))
     with pytest.raises(UserError, match="no longer the model that the adapter"):
-        tether.generate("3+1=?", model=str(finished.run))
+        tether.generate("3+1=?", model=str(run))
     with pytest.raises(UserError, match="no longer the model that the adapter"):
-        api.evaluate(str(finished.run), reward=distinct_letters)
+        api.evaluate(str(run), reward=distinct_letters)
 
 
 def test_the_plan_counts_what_learns(config, tiny_config):

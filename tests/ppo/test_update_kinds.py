@@ -15,6 +15,7 @@ from helpers import (
     made_experience,
     read_jsonl,
     slow_log_probs,
+    tiny_recipe,
 )
 
 import tether
@@ -24,6 +25,7 @@ from tether.models.policy import FrozenReference, NoReference
 from tether.ppo import roles as roles_module
 from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Controls, first_controls
+from tether.ppo.roles import build_roles
 from tether.ppo.rollout_log import rollout_rows
 from tether.ppo.updates import minibatches
 from tether.ppo.updates.actor import actor_objective, exact_kl, update_actor
@@ -121,9 +123,11 @@ def weight_of(aggregation: str, rows: dict, row: int) -> float:
     }[aggregation]
 
 
-def slow_gradient(roles, experience, name, aggregation, entropy_coef=0.0, kl=None) -> torch.Tensor:
-    """Gradient of policy loss - entropy bonus + 0.3 x KL, cell by cell."""
-    rows, total = true_cells(experience), 0.0
+def slow_gradients(
+    roles, experience, name, aggregations, entropy_coef=0.0, kl=None
+) -> list[torch.Tensor]:
+    """Gradient of policy loss - entropy bonus + 0.3 x KL, cell by cell, for each aggregation."""
+    rows, totals = true_cells(experience), [0.0] * len(aggregations)
     for row, (prompt, response, columns) in rows.items():
         log_p = torch.log_softmax(logits_before(roles.actor.model, prompt, response), dim=-1)
         if kl == "full":
@@ -142,8 +146,10 @@ def slow_gradient(roles, experience, name, aggregation, entropy_coef=0.0, kl=Non
                 loss = loss + 0.3 * slow_kl(
                     kl, new, float(experience.ref_log_probs[row, t]), old[t]
                 )
-            total = total + weight_of(aggregation, rows, row) * loss
-    return flat(torch.autograd.grad(total, roles.actor_optimizer.parameters))
+            for i, aggregation in enumerate(aggregations):
+                totals[i] = totals[i] + weight_of(aggregation, rows, row) * loss
+    learning = roles.actor_optimizer.parameters
+    return [flat(torch.autograd.grad(total, learning, retain_graph=True)) for total in totals]
 
 
 def flat(tensors) -> torch.Tensor:
@@ -185,50 +191,58 @@ def assert_all_equal(found, expected) -> None:
         assert float((gradient - expected).norm() / expected.norm()) < 1e-6
 
 
-@pytest.mark.usefixtures("float64_norms")
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("name", KINDS)
-def test_the_gradient_is_that_of_a_loop_however_rows_are_split_and_padded(
-    build, scored_config, monkeypatch, name, aggregation
-):
-    """Trap 12 for every kind and aggregation, and for rows that another engine sampled."""
-    dotted = {"actor__update": KINDS[name], "actor__aggregation": aggregation}
-    roles, _ = build(**{**WHOLE, **dotted})
-    experience = made_experience(roles, unscored=(4,))
-    cells = torch.linspace(0.2, 2.0, experience.response_mask.numel()).double()
-    weights = cells.view_as(experience.response_mask)
-    experience = replace(experience, correction_weights=weights)
-    expected = slow_gradient(roles, experience, name, aggregation)
-    found = gradients_of_all_splits(roles, scored_config, experience, monkeypatch, **dotted)
-    assert_all_equal(found, expected)
-
-
-@pytest.mark.usefixtures("float64_norms")
-@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_sum_norm"])
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "full", "k1+", "k3+"])
-def test_kl_and_entropy_in_the_loss_add_the_gradient_of_a_loop_however_rows_are_split(
-    build, scored_config, monkeypatch, estimator, aggregation
-):
-    """Trap 12; the values of the KL and the entropy are logged apart, before their weights."""
-    dotted = {
-        "actor__update": KINDS["clip"],
-        "actor__aggregation": aggregation,
-        "actor__entropy_coef": 0.2,
-        "kl__in_loss": {"coef": 0.3, "estimator": estimator},
-    }
-    roles, _ = build(**{**WHOLE, **dotted})
+@pytest.fixture(scope="module")
+def unmoved(tiny_model_dir, tiny_data, tmp_path_factory):
+    """Roles whose weights these tests only read: a reference that is not the actor, too."""
+    recipe = tiny_recipe(tiny_model_dir, tiny_data, tmp_path_factory.mktemp("unmoved"))
+    config = configured(recipe, **WHOLE, kl__in_loss={"coef": 0.3})
+    roles = build_roles(config, distinct_letters)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for weight in roles.reference.policy.model.parameters():
             weight += 0.05 * torch.randn(weight.shape, generator=generator).double()
-    experience = made_experience(roles)
-    ref = roles.reference.policy.log_probs(experience.sequences, experience.response_mask)
+    return roles
+
+
+@pytest.mark.usefixtures("float64_norms")
+@pytest.mark.parametrize("name", KINDS)
+def test_the_gradient_is_that_of_a_loop_however_rows_are_split_and_padded(
+    unmoved, scored_config, monkeypatch, name
+):
+    """Trap 12 for every kind and aggregation, and for rows that another engine sampled."""
+    experience = made_experience(unmoved, unscored=(4,))
+    cells = torch.linspace(0.2, 2.0, experience.response_mask.numel()).double()
+    weights = cells.view_as(experience.response_mask)
+    experience = replace(experience, correction_weights=weights)
+    expected = slow_gradients(unmoved, experience, name, AGGREGATIONS)
+    for aggregation, gradient in zip(AGGREGATIONS, expected, strict=True):
+        dotted = {"actor__update": KINDS[name], "actor__aggregation": aggregation}
+        found = gradients_of_all_splits(unmoved, scored_config, experience, monkeypatch, **dotted)
+        assert_all_equal(found, gradient)
+
+
+@pytest.mark.usefixtures("float64_norms")
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "full", "k1+", "k3+"])
+def test_kl_and_entropy_in_the_loss_add_the_gradient_of_a_loop_however_rows_are_split(
+    unmoved, scored_config, monkeypatch, estimator
+):
+    """Trap 12; the values of the KL and the entropy are logged apart, before their weights."""
+    experience = made_experience(unmoved)
+    ref = unmoved.reference.policy.log_probs(experience.sequences, experience.response_mask)
     experience = replace(experience, ref_log_probs=ref)
-    expected = slow_gradient(roles, experience, "clip", aggregation, 0.2, estimator)
-    without = slow_gradient(roles, experience, "clip", aggregation, 0.2)
-    assert float((expected - without).norm()) > 1e-3
-    found = gradients_of_all_splits(roles, scored_config, experience, monkeypatch, **dotted)
-    assert_all_equal(found, expected)
+    aggregations = ["token_mean", "seq_mean_token_sum_norm"]
+    expected = slow_gradients(unmoved, experience, "clip", aggregations, 0.2, estimator)
+    without = slow_gradients(unmoved, experience, "clip", aggregations, 0.2)
+    for i, aggregation in enumerate(aggregations):
+        assert float((expected[i] - without[i]).norm()) > 1e-3
+        dotted = {
+            "actor__update": KINDS["clip"],
+            "actor__aggregation": aggregation,
+            "actor__entropy_coef": 0.2,
+            "kl__in_loss": {"coef": 0.3, "estimator": estimator},
+        }
+        found = gradients_of_all_splits(unmoved, scored_config, experience, monkeypatch, **dotted)
+        assert_all_equal(found, expected[i])
 
 
 def on_policy(experience, roles):
@@ -286,11 +300,8 @@ def walked(build, monkeypatch, **dotted):
 
 
 @pytest.mark.usefixtures("float64_norms")
-@pytest.mark.parametrize("microbatch_tokens", [16_384, ROW_TOKENS])
 @pytest.mark.parametrize("kind", ["clip", "penalty", "reinforce"])
-def test_steps_end_once_the_kl_from_the_old_policy_exceeds_its_bound(
-    build, monkeypatch, kind, microbatch_tokens
-):
+def test_steps_end_once_the_kl_from_the_old_policy_exceeds_its_bound(build, monkeypatch, kind):
     """The mean of e^D - D - 1 over the minibatch; e^-D + D - 1 would stop at another step."""
     dotted = {"actor__update__kind": kind}
     gaps, weights, free, _ = walked(build, monkeypatch, **dotted)
@@ -306,13 +317,14 @@ def test_steps_end_once_the_kl_from_the_old_policy_exceeds_its_bound(
     assert told_apart
     bound = told_apart[0]
     at = stop(right, bound)
-    dotted = {**dotted, "actor__stop_kl": bound, "actor__microbatch_tokens": microbatch_tokens}
-    seen, _, held, roles = walked(build, monkeypatch, **dotted)
-    assert held["actor/stopped_at_step"] == held["actor/steps"] == at
-    assert len(seen) == at + 1  # it looked at one more minibatch and dropped its step
-    torch.testing.assert_close(actor_vector(roles), weights[at], rtol=0, atol=1e-9)
-    assert all(p.grad is None for p in roles.actor.model.parameters())
-    assert {int(s["step"]) for s in roles.actor_optimizer.adam.state.values()} == {at}
+    for microbatch_tokens in (16_384, ROW_TOKENS):
+        split = {"actor__stop_kl": bound, "actor__microbatch_tokens": microbatch_tokens}
+        seen, _, held, roles = walked(build, monkeypatch, **dotted, **split)
+        assert held["actor/stopped_at_step"] == held["actor/steps"] == at
+        assert len(seen) == at + 1  # it looked at one more minibatch and dropped its step
+        torch.testing.assert_close(actor_vector(roles), weights[at], rtol=0, atol=1e-9)
+        assert all(p.grad is None for p in roles.actor.model.parameters())
+        assert {int(s["step"]) for s in roles.actor_optimizer.adam.state.values()} == {at}
 
 
 def test_a_bound_that_is_exceeded_at_once_moves_no_byte(build):
@@ -417,10 +429,7 @@ def test_while_the_critic_warms_up_no_byte_of_the_actor_changes(build):
 
 
 @pytest.mark.usefixtures("float64_norms")
-@pytest.mark.parametrize(
-    ("target_by_kl", "factor"), [(1.51, 0.5), (1.49, 1.0), (1 / 1.49, 1.0), (1 / 1.51, 2.0)]
-)
-def test_the_penalty_is_steered_by_the_kl_after_the_last_step(build, target_by_kl, factor):
+def test_the_penalty_is_steered_by_the_kl_after_the_last_step(build):
     """The mean of e^D - D - 1 over all cells, at the weights where the update ended."""
     kind = {"kind": "penalty", "coef": 0.8}
     roles, config = build(**{**WHOLE, **STOPPING}, actor__update=kind)
@@ -428,10 +437,11 @@ def test_the_penalty_is_steered_by_the_kl_after_the_last_step(build, target_by_k
     update_actor(experience, roles, config, 0, first_controls(config))
     gaps = slow_gaps(roles, experience, range(7))
     assert mean_kl(gaps) != pytest.approx(mean_kl_backwards(gaps), rel=0.02)
-    kind["target"] = mean_kl(gaps) * target_by_kl
-    roles, config = build(**{**WHOLE, **STOPPING}, actor__update=kind)
-    report = update_actor(experience, roles, config, 0, first_controls(config))
-    assert report.penalty_coef == pytest.approx(0.8 * factor)
+    for target_by_kl, factor in [(1.51, 0.5), (1.49, 1.0), (1 / 1.49, 1.0), (1 / 1.51, 2.0)]:
+        kind["target"] = mean_kl(gaps) * target_by_kl
+        roles, config = build(**{**WHOLE, **STOPPING}, actor__update=kind)
+        report = update_actor(experience, roles, config, 0, first_controls(config))
+        assert report.penalty_coef == pytest.approx(0.8 * factor), target_by_kl
 
 
 @pytest.mark.parametrize(
@@ -595,7 +605,8 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_iterations_run_from_end_to_end_with_finite_metrics(tiny_config, name):
-    config = changed(tiny_config, data__heldout=None, **RUNS[name])
+    short = {"actor__epochs": 1, "critic__epochs": 1, "rollout__max_response_tokens": 6}
+    config = changed(tiny_config, data__heldout=None, **short, **RUNS[name])
     result = tether.train(config, reward=distinct_letters)
     metrics = read_jsonl(result.run / "metrics.jsonl")
     assert [line["iteration"] for line in metrics] == [0, 1]

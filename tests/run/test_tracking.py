@@ -136,6 +136,12 @@ def metrics_line(iteration: int) -> str:
 
 
 @pytest.fixture
+def tiny_config(tiny_config) -> dict:
+    """A run that is shorter still: what is sent matters here, not what is learnt."""
+    return changed(tiny_config, train__eval_prompts=2, actor__epochs=1, critic__epochs=1)
+
+
+@pytest.fixture
 def recorded(tmp_path) -> Path:
     """A run of five iterations, by hand."""
     run = tmp_path / "recorded"

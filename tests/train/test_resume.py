@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Stop, changed, distinct_letters, stopping
+from helpers import Stop, changed, distinct_letters, stopping, tiny_recipe
 from safetensors.torch import load_file
 
 import tether
@@ -27,10 +27,10 @@ def weights(run, name="critic.safetensors") -> bytes:
     return (latest_checkpoint(run) / name).read_bytes()
 
 
-@pytest.fixture
-def config(tiny_config):
+@pytest.fixture(scope="module")
+def recipe(tiny_model_dir, tiny_data, tmp_path_factory):
     return changed(
-        tiny_config,
+        tiny_recipe(tiny_model_dir, tiny_data, tmp_path_factory.mktemp("resumed") / "run"),
         train__iterations=4,
         train__checkpoint_every=2,
         train__eval_every=1,
@@ -41,12 +41,27 @@ def config(tiny_config):
 
 
 @pytest.fixture
-def stopped(config):
+def config(recipe):
+    """The same for every test; what an earlier one left in its directory is gone."""
+    shutil.rmtree(recipe["run"]["dir"], ignore_errors=True)
+    return changed(recipe)
+
+
+@pytest.fixture(scope="module")
+def trained(recipe):
     """A run that ended in its fourth iteration, two after its checkpoint: an evaluation asks for
-    6 scores and an iteration for 12."""
+    6 scores and an iteration for 12. Moved out of the way of the tests."""
+    run = Path(recipe["run"]["dir"])
+    shutil.rmtree(run, ignore_errors=True)
     with pytest.raises(Stop):
-        tether.train(config, reward=stopping(4 * 6 + 3 * 12 + 5))
-    run = Path(config["run"]["dir"])
+        tether.train(recipe, reward=stopping(4 * 6 + 3 * 12 + 5))
+    return run.rename(run.with_name("trained"))
+
+
+@pytest.fixture
+def stopped(config, trained):
+    """That run, where it was trained."""
+    run = Path(shutil.copytree(trained, config["run"]["dir"], symlinks=True))
     assert [line["iteration"] for line in read_jsonl(run / "metrics.jsonl")] == [0, 1, 2]
     assert [line["iteration"] for line in read_jsonl(run / "evals.jsonl")] == [0, 1, 2, 3]
     assert sorted(path.stem for path in (run / "rollouts").iterdir())[-1] == "000002"
