@@ -248,6 +248,8 @@ def default_of(info: Any) -> str:
             return "`null`"
         case bool(value):
             return f"`{str(value).lower()}`"
+        case tuple(values):
+            return f"`{list(values)}`"
         case value:
             return f"`{value}`"
 

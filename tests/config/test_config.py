@@ -253,6 +253,14 @@ REFUSED = [
     ({**TRPO, "kl__in_loss__coef": 0.1}, r"kl\.in_loss\.coef .*trpo"),
     ({**TRPO, "critic": {"shared_trunk": True}}, r"critic\.shared_trunk .*trpo"),
     ({**TRPO, "actor__stop_kl": 0.1}, r"actor\.stop_kl .*trpo"),
+    ({**TRPO, "actor__betas": [0.9, 0.95]}, r"actor\.betas .*trpo.*critic\.betas"),
+    ({**TRPO, "actor__eps": 1e-6}, r"actor\.eps .*trpo"),
+    ({**TRPO, "actor__weight_decay": 0.1}, r"actor\.weight_decay .*trpo"),
+    ({**TRPO, "actor__lr_warmup_iterations": 3}, r"actor\.lr_warmup_iterations .*trpo"),
+    ({"actor__betas": [0.9]}, r"actor\.betas"),
+    ({"actor__betas": [0.9, 1.0]}, r"actor\.betas"),
+    ({"critic__weight_decay": -0.1}, r"critic\.weight_decay"),
+    ({"actor__eps": 0}, r"actor\.eps is 0"),
     (
         {
             **TRPO,
@@ -264,7 +272,10 @@ REFUSED = [
     ),
     *(
         ({"critic": {"shared_trunk": True, field: value}}, rf"critic\.{field} .*shared_trunk")
-        for field, value in (("lr", 1e-3), ("epochs", 2), ("minibatch_rows", 4))
+        for field, value in (
+            *(("lr", 1e-3), ("epochs", 2), ("minibatch_rows", 4), ("weight_decay", 0.0)),
+            *(("betas", [0.9, 0.999]), ("eps", 1e-8), ("lr_warmup_iterations", 0)),
+        )
     ),
     *(
         ({"advantage__estimator": "remax", "critic": critic}, r"critic\.\w+ needs a critic.*gae")
@@ -398,6 +409,16 @@ def test_the_critics_steps_are_the_actors_unless_given():
     given = {"lr": 0.1, "epochs": 2, "minibatch_rows": 5}
     config = configured({**SMALL, "critic": given}, actor__lr=0.5)
     assert (config.critic_lr, config.critic_epochs, config.critic_minibatch_rows) == (0.1, 2, 5)
+
+
+def test_the_critics_adam_is_the_actors_unless_given_and_zero_is_given():
+    names = ("lr_warmup_iterations", "betas", "eps", "weight_decay")
+    actor = {"lr_warmup_iterations": 4, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.1}
+    same = configured({**SMALL, "critic": {}, "actor": {**SMALL.get("actor", {}), **actor}})
+    assert [getattr(same, f"critic_{name}") for name in names] == [4, (0.8, 0.9), 1e-6, 0.1]
+    own = {"lr_warmup_iterations": 0, "betas": [0.5, 0.6], "eps": 1e-4, "weight_decay": 0}
+    apart = configured({**SMALL, "critic": own, "actor": {**SMALL.get("actor", {}), **actor}})
+    assert [getattr(apart, f"critic_{name}") for name in names] == [0, (0.5, 0.6), 1e-4, 0]
 
 
 @table(

@@ -27,6 +27,7 @@ from tether.config.algorithm import (
 from tether.config.base import (
     SCHEMA,
     Aggregation,
+    Decay,
     OwnCode,
     Section,
     Share,
@@ -88,6 +89,7 @@ __all__ = [
     "DataFile",
     "DataFiles",
     "DataSection",
+    "Decay",
     "Dtype",
     "EstimatorTraits",
     "GspoUpdate",

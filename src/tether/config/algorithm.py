@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from tether.config.base import Aggregation, Section, Share
+from tether.config.base import Aggregation, Decay, Section, Share
 from tether.config.estimators import ESTIMATORS, EstimatorName, EstimatorTraits
 
 # What other systems call the same KL estimators.
@@ -141,6 +141,14 @@ class CriticSection(Section):
 
     lr: PositiveFloat | None = None
     """learning rate; default: the actor's"""
+    lr_warmup_iterations: NonNegativeInt | None = None
+    """iterations in which its learning rate rises to the schedule's; default: the actor's"""
+    betas: tuple[Decay, Decay] | None = None
+    """Adam's decay rates; default: the actor's"""
+    eps: PositiveFloat | None = None
+    """Adam's smallest denominator; default: the actor's"""
+    weight_decay: NonNegativeFloat | None = None
+    """AdamW's weight decay; default: the actor's"""
     epochs: PositiveInt | None = None
     """passes over the rows of an iteration; default: the actor's"""
     minibatch_rows: PositiveInt | None = None
@@ -157,6 +165,10 @@ class CriticSection(Section):
     """a value head on the actor's own trunk: one optimizer, one joint loss"""
     coef: PositiveFloat = 0.5
     """weight of the value loss in the joint loss of a shared trunk"""
+
+
+# Adam's fields, which TRPO does not read and which a critic on the actor's trunk has none of.
+ADAM_FIELDS = ("lr_warmup_iterations", "betas", "eps", "weight_decay")
 
 
 class UpdateSection(Section):
@@ -378,6 +390,14 @@ class ActorSection(Section):
     """learning rate"""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """how both learning rates fall over train.iterations: not at all, or to zero"""
+    lr_warmup_iterations: NonNegativeInt = 0
+    """iterations from its first update on in which the learning rate rises to the schedule's"""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Adam's decay rates: of the mean gradient, and of its mean square"""
+    eps: PositiveFloat = 1e-8
+    """Adam's smallest denominator"""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay: the share of a weight that a step takes off, in units of lr"""
     epochs: PositiveInt = 1
     """passes over the rows of an iteration"""
     minibatch_rows: PositiveInt = 64

@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from tether.config.algorithm import (
+    ADAM_FIELDS,
     ActorSection,
     AdvantageSection,
     CriticSection,
@@ -96,6 +97,27 @@ class Config(RunConfig):
         return self.critic.lr or self.actor.lr
 
     @cached_property
+    def critic_lr_warmup_iterations(self) -> int:
+        return self._critic_or_actor("lr_warmup_iterations")
+
+    @cached_property
+    def critic_betas(self) -> tuple[float, float]:
+        return self._critic_or_actor("betas")
+
+    @cached_property
+    def critic_eps(self) -> float:
+        return self._critic_or_actor("eps")
+
+    @cached_property
+    def critic_weight_decay(self) -> float:
+        return self._critic_or_actor("weight_decay")
+
+    def _critic_or_actor(self, field: str) -> Any:
+        """Return the critic's setting, or the actor's where the critic has none (0 is one)."""
+        own = getattr(self.critic, field)
+        return getattr(self.actor, field) if own is None else own
+
+    @cached_property
     def critic_epochs(self) -> int:
         return self.critic.epochs or self.actor.epochs
 
@@ -137,8 +159,9 @@ class Config(RunConfig):
                 f"advantage.truncation bootstrap needs a critic, and {estimator} has none; "
                 f"write zero"
             )
-        for field in ("lr", "epochs", "minibatch_rows", "warmup_iterations"):
-            if critic.shared_trunk and getattr(critic, field):
+        unset = CriticSection()
+        for field in ("lr", "epochs", "minibatch_rows", "warmup_iterations", *ADAM_FIELDS):
+            if critic.shared_trunk and getattr(critic, field) != getattr(unset, field):
                 raise ValueError(
                     f"critic.{field} does not apply with critic.shared_trunk, where one optimizer "
                     f"moves both; leave it out or write null"
@@ -219,6 +242,13 @@ class Config(RunConfig):
                 raise ValueError(
                     f"{field} does not go with actor.update.kind {update.kind}, whose one step "
                     f"maximises the surrogate alone; leave it out"
+                )
+        unset = ActorSection()
+        for field in ADAM_FIELDS:
+            if getattr(self.actor, field) != getattr(unset, field):
+                raise ValueError(
+                    f"actor.{field} does not go with actor.update.kind trpo, whose step is not "
+                    f"Adam's; leave it out, or write critic.{field} for the critic"
                 )
         if self.model.dtype == TOO_COARSE_TO_LEARN:
             raise ValueError(

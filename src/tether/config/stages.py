@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from tether.config import TOO_COARSE_TO_LEARN, RunConfig, Section, Share
+from tether.config import TOO_COARSE_TO_LEARN, Decay, RunConfig, Section, Share
 
 
 class StageRunSection(Section):
@@ -107,6 +107,10 @@ class StageTrainSection(Section):
     """learning rate at its peak; it falls to zero along a cosine"""
     warmup_share: Share = 0.05
     """share of the steps in which it rises to the peak"""
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """Adam's decay rates; a short memory suits a loss that falls fast"""
+    eps: PositiveFloat = 1e-8
+    """Adam's smallest denominator"""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay"""
     max_grad_norm: PositiveFloat = 1.0

@@ -11,7 +11,7 @@ from tether.dist.dtensor import as_dtensor, gradient_norm, local_parameter, loca
 
 
 def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
-    """Return what the learning rate is multiplied by in this iteration."""
+    """Return what the learning rate is multiplied by in this iteration, beside a warm-up."""
     progress = iteration / iterations
     match schedule:
         case "constant":
@@ -21,6 +21,14 @@ def schedule_factor(schedule: str, iteration: int, iterations: int) -> float:
         case "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
     raise ValueError(f"unknown schedule {schedule!r}")
+
+
+def warmup_factor(iteration: int, warmup_iterations: int) -> float:
+    """Return the share of the learning rate in the role's `iteration`-th update, from 0.
+
+    It rises linearly and is 1 from the last of `warmup_iterations` on.
+    """
+    return min(1.0, (iteration + 1) / warmup_iterations) if warmup_iterations else 1.0
 
 
 class Optimizer:
@@ -33,13 +41,14 @@ class Optimizer:
         max_grad_norm: float,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
     ) -> None:
         self.parameters = list(parameters)
         self.own = [local_parameter(parameter) for parameter in self.parameters]
         self.lr = lr
         self.max_grad_norm = max_grad_norm
         self.adam = torch.optim.AdamW(
-            self.own, lr=lr, betas=betas, weight_decay=weight_decay, fused=True
+            self.own, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
         )
 
     def set_factor(self, factor: float) -> None:

@@ -104,7 +104,7 @@ def build_roles(
         critic=critic,
         reference=reference,
         reward=scorer,
-        actor_optimizer=Optimizer(actor_weights, config.actor.lr, config.actor.max_grad_norm),
+        actor_optimizer=_build_actor_optimizer(config, actor_weights),
         critic_optimizer=_build_critic_optimizer(config, critic),
         broken=[
             *train_prompts.broken,
@@ -194,10 +194,22 @@ def _build_critic(
     return critic
 
 
+def _build_actor_optimizer(config: Config, weights: list[nn.Parameter]) -> Optimizer:
+    s = config.actor
+    return Optimizer(weights, s.lr, s.max_grad_norm, s.weight_decay, s.betas, s.eps)
+
+
 def _build_critic_optimizer(config: Config, critic: ValueFunction) -> Optimizer | None:
     if not config.has_critic or config.critic.shared_trunk:
         return None
-    return Optimizer(_critic_weights(critic), config.critic_lr, config.critic.max_grad_norm)
+    return Optimizer(
+        _critic_weights(critic),
+        config.critic_lr,
+        config.critic.max_grad_norm,
+        config.critic_weight_decay,
+        config.critic_betas,
+        config.critic_eps,
+    )
 
 
 def _critic_weights(critic: ValueFunction) -> list[nn.Parameter]:

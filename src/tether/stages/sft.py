@@ -23,7 +23,6 @@ from tether.models.policy import Policy
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.ppo.optimizer import Optimizer
 from tether.stages.training import (
-    BETAS,
     Record,
     StageJob,
     fix_template_day,
@@ -161,7 +160,7 @@ def train_conversations(
         settings.lr,
         settings.max_grad_norm,
         settings.weight_decay,
-        betas=BETAS,
+        betas=(0.9, 0.95),
     )
     for step in range(settings.num_steps):
         rows = rows_of_step(step, len(conversations), settings.rows, settings.seed)

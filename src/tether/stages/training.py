@@ -37,7 +37,6 @@ from tether.train.fingerprint import changed_row_ids, model_files, prompts_diges
 from tether.train.training import Contents, Evaluated, Iterated, Result, SavedModel
 from tether.train.watch import IterationRecord, Watcher
 
-BETAS = (0.9, 0.95)  # Adam's: a short memory suits a loss that falls fast
 
 Record = dict[str, Any]
 C = TypeVar("C", SFTConfig, RewardModelConfig)
@@ -155,7 +154,12 @@ class StageTraining(Generic[C]):
         train = config.train
         self.iterations = num_steps(stage.num_rows, train)
         self.optimizer = Optimizer(
-            stage.model.parameters(), train.lr, train.max_grad_norm, train.weight_decay, BETAS
+            stage.model.parameters(),
+            train.lr,
+            train.max_grad_norm,
+            train.weight_decay,
+            train.betas,
+            train.eps,
         )
 
     @property

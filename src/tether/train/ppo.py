@@ -18,7 +18,7 @@ from tether.models.weights import trainable_parameters
 from tether.planning.plan import make_plan
 from tether.ppo.evaluate import Evaluation, evaluate, read_evaluations
 from tether.ppo.iteration import run_iteration
-from tether.ppo.optimizer import schedule_factor
+from tether.ppo.optimizer import schedule_factor, warmup_factor
 from tether.ppo.result import Outcome, first_controls
 from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
@@ -278,9 +278,13 @@ class PPOTraining:
 
 def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:
     factor = schedule_factor(config.actor.schedule, iteration, config.train.iterations)
-    roles.actor_optimizer.set_factor(factor)
+    # The actor's first update comes after the critic's warm-up, and so does its learning rate's.
+    actor_updates = max(0, iteration - config.critic.warmup_iterations)
+    warmup = warmup_factor(actor_updates, config.actor.lr_warmup_iterations)
+    roles.actor_optimizer.set_factor(factor * warmup)
     if roles.critic_optimizer is not None:
-        roles.critic_optimizer.set_factor(factor)
+        warmup = warmup_factor(iteration, config.critic_lr_warmup_iterations)
+        roles.critic_optimizer.set_factor(factor * warmup)
 
 
 def _reason(outcome: Outcome) -> str:

@@ -42,7 +42,7 @@ NOT_EVALUATED = (
     *("actor.", "critic.", "advantage.", "kl.in_", "run.", "train.iterations"),
     *("train.eval_every", "the file behind data.train", "data.train", "data.shuffle"),
     *("train.passes", "train.minibatch_rows", "train.lr", "train.warmup_share"),
-    *("train.weight_decay", "train.max_grad_norm"),
+    *("train.weight_decay", "train.max_grad_norm", "train.betas", "train.eps"),
 )
 
 
