@@ -37,7 +37,6 @@ from tether.train.fingerprint import changed_row_ids, model_files, prompts_diges
 from tether.train.training import Contents, Evaluated, Iterated, Result, SavedModel
 from tether.train.watch import IterationRecord, Watcher
 
-
 Record = dict[str, Any]
 C = TypeVar("C", SFTConfig, RewardModelConfig)
 
