@@ -45,7 +45,7 @@ from tether.stages.reward_model import reward_model_job
 from tether.stages.rlhf import PipelineWatcher, Report, run_pipeline
 from tether.stages.sft import sft_job
 from tether.stages.training import Record
-from tether.train.checkpoint import load_adapter, load_plain_actor
+from tether.train.checkpoint import load_learnt_part, load_plain_actor
 from tether.train.export import export_run
 from tether.train.fingerprint import refuse_lost_reward
 from tether.train.ppo import PPOJob
@@ -139,9 +139,9 @@ def evaluate(
     run = Path(model) if is_ppo_run(Path(model)) else None
     recipe = recipe if run is None else run / CONFIG
     began = load_config(recipe).model
-    adapted = run is not None and began.lora is not None
-    changes = {} if adapted else {"model.actor": str(model_path(model))}
-    if run is not None and not adapted:  # KL is measured against what the run began with
+    on_base = run is not None and began.learns_in_part
+    changes = {} if on_base else {"model.actor": str(model_path(model))}
+    if run is not None and not on_base:  # KL is measured against what the run began with
         changes["model.reference"] = began.reference or began.actor
     config = load_config(recipe, {**changes, **(overrides or {})})
     if run is not None and not trust_run:
@@ -152,8 +152,8 @@ def evaluate(
     torch.set_num_threads(config.threads)
     roles = build_roles(config, reward)
     try:
-        if run is not None and adapted:
-            load_adapter(latest_checkpoint(run), roles, config)
+        if run is not None and on_base:
+            load_learnt_part(latest_checkpoint(run), roles, config)
         if roles.heldout_prompts is None:
             raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
         prompts = roles.heldout_prompts.first(config.train.eval_prompts)
@@ -278,7 +278,7 @@ def load_plain(model: str, trust_run: bool = False) -> tuple[PreTrainedModel, Vo
     device = pick_device("auto")
     if is_run(Path(model)):
         checkpoint = latest_checkpoint(Path(model))
-        if not (checkpoint / "actor").is_dir():  # an adapter on the base of the run's config
+        if not (checkpoint / "actor").is_dir():  # a part, on the base of the run's config
             config = load_config(Path(model) / CONFIG)
             if not trust_run:
                 refuse_untrusted(Path(model), config.to_dict(), ["model"])
@@ -296,7 +296,7 @@ def export(
     if not is_run(run):
         raise UserError(f"{run} is not a run: there is no {CONFIG} in it.")
     config = load_config(run / CONFIG)
-    if config.model.lora is not None and not trust_run:  # the base is loaded from where it was
+    if config.model.learns_in_part and not trust_run:  # the base is loaded from where it was
         refuse_untrusted(run, config.to_dict(), ["model"])
     return export_run(run, config, directory)
 

@@ -89,11 +89,16 @@ class Sequences:
 
     Padding comes only after the last token, so a causal model cannot see it: no attention mask
     is needed, positions count from 0, and no log-prob changes with the width of the batch.
+
+    With `lower_states` a pass starts from these in place of the ids: they are the states after the
+    first `lower_layers` layers, which are frozen (`model.learn_layers`).
     """
 
     ids: Int[Tensor, "rows length"]
     prompt_lengths: Int[Tensor, " rows"]
     response_lengths: Int[Tensor, " rows"]
+    lower_states: Float[Tensor, "rows length width"] | None = None
+    lower_layers: int = 0
 
     @property
     def width(self) -> int:
@@ -111,7 +116,14 @@ class Sequences:
         """Select rows and cut them to the longest of them."""
         prompt_lengths, response_lengths = self.prompt_lengths[rows], self.response_lengths[rows]
         length = int((prompt_lengths + response_lengths).max())
-        return Sequences(self.ids[rows, :length], prompt_lengths, response_lengths)
+        lower = None if self.lower_states is None else self.lower_states[rows, :length]
+        return Sequences(
+            self.ids[rows, :length], prompt_lengths, response_lengths, lower, self.lower_layers
+        )
+
+    def from_ids(self) -> "Sequences":
+        """Return the same rows without lower states, for a network of other weights."""
+        return replace(self, lower_states=None, lower_layers=0)
 
 
 @dataclass(frozen=True)

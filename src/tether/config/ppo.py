@@ -276,6 +276,11 @@ class Config(RunConfig):
                 f"launch.tensor_parallel = {launch.tensor_parallel} does not split layers under an "
                 f"adapter; write 1, or leave model.lora and model.critic_lora out"
             )
+        if launch.tensor_parallel > 1 and self.model.learn_layers is not None:
+            raise ValueError(
+                f"launch.tensor_parallel = {launch.tensor_parallel} does not go with "
+                f"model.learn_layers; write 1, or leave learn_layers out"
+            )
         if launch.weights == "sharded" and update.natural_gradient:
             raise ValueError(
                 f"actor.update.kind {update.kind} needs all weights on every process, so it does "

@@ -50,6 +50,27 @@ Dtype = Literal["float32", "float64", "bfloat16"]
 TOO_COARSE_TO_LEARN = "bfloat16"
 
 
+def _layer_range(value: Any) -> Any:
+    """Check the top k, or a range FIRST..LAST, as far as that goes without a model."""
+    if value is None:
+        return None
+    text = str(value)
+    first, dots, last = text.partition("..")
+    if isinstance(value, bool) or not (first.isdecimal() and (last.isdecimal() or not dots)):
+        raise ValueError(
+            f"{text[:40]!r} does not say which layers; write how many of the top ones learn, or a "
+            f"range such as 12..20, both included"
+        )
+    if not dots and int(first) == 0:
+        raise ValueError("0 layers cannot learn; write 1 or more")
+    if dots and int(first) > int(last):
+        raise ValueError(f"the range {text} is empty; write {last}..{first}")
+    return text if dots else int(first)
+
+
+LayerRange = Annotated[int | str, BeforeValidator(_layer_range)]
+
+
 class LoraSection(Section):
     """LoRA: the base is frozen, and a pair of low-rank matrices beside each layer is trained."""
 
@@ -58,7 +79,8 @@ class LoraSection(Section):
     alpha: PositiveFloat = 32.0
     """the adapter's output is multiplied by alpha / rank"""
     targets: Annotated[list[str], Field(min_length=1)] | None = None
-    """names of the linear layers with an adapter, such as q_proj; default: all below the head"""
+    """linear layers with an adapter, by the end of their names, such as q_proj; default: all that
+    learn, below the head"""
 
 
 class ModelSection(Section):
@@ -84,11 +106,18 @@ class ModelSection(Section):
     """train an adapter on the actor; its base, without the adapter, is then the reference"""
     critic_lora: LoraSection | None = None
     """train an adapter and the value head, not the critic's whole trunk"""
+    learn_layers: LayerRange | None = None
+    """only the top k layers learn, or a range from 0 such as 12..20, both included; default: all"""
 
     @property
     def adapter_off_is_reference(self) -> bool:
         """Return whether the actor's base serves as the reference, without a second copy of it."""
         return self.lora is not None and self.reference in (None, self.actor)
+
+    @property
+    def learns_in_part(self) -> bool:
+        """Return whether a checkpoint holds only what learns, on a base that the config names."""
+        return self.lora is not None or self.learn_layers is not None
 
 
 class DataFile(Section):

@@ -50,15 +50,21 @@ class Critic(nn.Module):
     """A trunk and a linear value head, which starts at zero: the first values are exactly 0.
 
     With `shared_trunk` the model is the actor's own, and its trunk learns from both losses.
-    The head learns even where the trunk is frozen.
+    The head learns even where the trunk is frozen. Without `reads_lower_states` its lower layers
+    are other than the actor's, so it starts from the ids.
     """
 
     def __init__(
-        self, model: PreTrainedModel, microbatch_tokens: int, shared_trunk: bool = False
+        self,
+        model: PreTrainedModel,
+        microbatch_tokens: int,
+        shared_trunk: bool = False,
+        reads_lower_states: bool = True,
     ) -> None:
         super().__init__()
         self.trunk = trunk(model)
         self.shared_trunk = shared_trunk
+        self.reads_lower_states = reads_lower_states
         # The head learns, so it is float32 at least, even on a frozen bfloat16 trunk.
         float_type = torch.promote_types(model.dtype, torch.float32)
         self.head = nn.Linear(model.config.hidden_size, 1, dtype=float_type, device=model.device)
@@ -72,7 +78,8 @@ class Critic(nn.Module):
 
         Column `response_lengths[row]` has the value after the row's last token.
         """
-        return self.values_from_states(states_before_tokens(self.trunk, sequences))
+        readable = sequences if self.reads_lower_states else sequences.from_ids()
+        return self.values_from_states(states_before_tokens(self.trunk, readable))
 
     def values_from_states(
         self, states: Float[Tensor, "rows states width"]

@@ -52,18 +52,127 @@ def states_before_tokens(
     value is the value before that token. State `response_lengths[row]` has seen the whole
     response. Later states repeat the last one and are not used.
     """
-    hidden = all_states(trunk, sequences.ids)
+    hidden = all_states(trunk, sequences.ids, sequences.lower_states, sequences.lower_layers)
     columns = torch.arange(sequences.width + 1, device=hidden.device)
     source = (sequences.prompt_lengths[:, None] - 1 + columns).clamp(max=hidden.shape[1] - 1)
     return hidden.gather(1, source[:, :, None].expand(-1, -1, hidden.shape[2]))
 
 
 def all_states(
-    trunk: nn.Module, ids: Int[Tensor, "rows length"]
+    trunk: nn.Module,
+    ids: Int[Tensor, "rows length"],
+    lower_states: Float[Tensor, "rows length width"] | None = None,
+    lower_layers: int = 0,
 ) -> Float[Tensor, "rows length width"]:
-    """Return the state after each token of right-padded rows."""
-    with _recomputing(trunk):
-        return trunk(input_ids=ids, use_cache=False).last_hidden_state
+    """Return the state after each token of right-padded rows.
+
+    With `lower_states`, what the first `lower_layers` layers gave, these are not run again.
+    """
+    if lower_states is None:
+        with _recomputing(trunk):
+            return trunk(input_ids=ids, use_cache=False).last_hidden_state
+    resume = _Resume(lower_states)
+    with _recomputing(trunk), _replaced_layers(trunk, range(lower_layers), resume):
+        return trunk(inputs_embeds=lower_states, use_cache=False).last_hidden_state
+
+
+@torch.no_grad()
+def states_below(
+    trunk: nn.Module, ids: Int[Tensor, "rows length"], lower_layers: int
+) -> Float[Tensor, "rows length width"]:
+    """Return the states after the first `lower_layers` layers, without running the others."""
+    stack, stop = layer_stack(trunk), _Stop()
+    with _replaced_layers(trunk, range(lower_layers, len(stack)), stop):
+        trunk(input_ids=ids, use_cache=False)
+    return stop.states
+
+
+def layer_stack(trunk: nn.Module) -> nn.ModuleList:
+    """Return the list of the trunk's layers."""
+    for module in trunk.modules():
+        children = list(module.children()) if isinstance(module, nn.ModuleList) else []
+        if children and isinstance(children[-1], GradientCheckpointingLayer):
+            return cast(nn.ModuleList, module)
+    raise LookupError("the network has no list of layers")
+
+
+@contextmanager
+def _replaced_layers(trunk: nn.Module, numbers: range, by: nn.Module) -> Iterator[None]:
+    """Put a module in the place of some layers meanwhile.
+
+    The others keep their places, so each still finds its own kind of attention and window. What
+    an architecture does to embeddings before its layers is of no account: `_Resume` ignores it.
+    """
+    stack = layer_stack(trunk)
+    usual = stack._modules
+    stack._modules = {k: by if i in numbers else v for i, (k, v) in enumerate(usual.items())}
+    try:
+        yield
+    finally:
+        stack._modules = usual
+
+
+class _Resume(nn.Module):
+    """Stands for layers whose output is known, whatever goes in."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        """Return the states."""
+        return self.states
+
+
+class _Stop(nn.Module):
+    """Stands for layers that are not needed: keeps the states that would go in."""
+
+    states: Tensor
+
+    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        """Return what goes in."""
+        self.states = hidden_states
+        return hidden_states
+
+
+class AbsentLayers(nn.Module):
+    """Stands for layers, or an embedding, that a role shares with the actor by their states."""
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        """Refuse: the caller has to bring lower states."""
+        raise RuntimeError("this network has no lower layers; give it `Sequences.lower_states`")
+
+
+@torch.no_grad()
+def resumes_above(trunk: nn.Module, lower_layers: int) -> bool:
+    """Tell whether a pass from lower states gives what a whole pass gives."""
+    ids = torch.tensor([[0, 1, 2]], device=next(trunk.parameters()).device)
+    whole = all_states(trunk, ids)
+    try:
+        found = all_states(trunk, ids, states_below(trunk, ids, lower_layers), lower_layers)
+    except (AttributeError, IndexError, LookupError, RuntimeError, TypeError, ValueError):
+        return False  # the layers of some architectures return more than their states
+    return found.shape == whole.shape and torch.allclose(found, whole, rtol=1e-4, atol=1e-4)
+
+
+def weights_above_layers(trunk: nn.Module) -> list[nn.Parameter]:
+    """Return the weights that the states pass after the last layer: those of the last norm."""
+    stack = layer_stack(trunk)
+    inside = {id(weight) for weight in stack.parameters()}
+    outside = [weight for weight in trunk.parameters() if id(weight) not in inside]
+    learnt = [weight.requires_grad for weight in outside]
+    width = cast(Any, trunk).config.hidden_size
+    states = torch.ones(1, 1, width, device=outside[0].device, dtype=outside[0].dtype)
+    try:
+        for weight in outside:
+            weight.requires_grad_()
+        with torch.enable_grad(), _replaced_layers(trunk, range(len(stack)), _Resume(states)):
+            found = trunk(inputs_embeds=states, use_cache=False).last_hidden_state
+            slopes = torch.autograd.grad(found.sum(), outside, allow_unused=True)
+    finally:
+        for weight, flag in zip(outside, learnt, strict=True):
+            weight.requires_grad_(flag)
+    return [weight for weight, slope in zip(outside, slopes, strict=True) if slope is not None]
 
 
 @torch.no_grad()
@@ -233,8 +342,9 @@ def map_microbatches(
 ) -> tuple[Tensor, ...]:
     """Apply `read` to microbatches without gradients; return its results for all rows, in order.
 
-    `read` takes a microbatch and its row numbers, and returns tensors of shape (rows,) or (rows,
-    response); the latter are padded with 0 to `width` columns. Each process computes its own rows.
+    `read` takes a microbatch and its row numbers, and returns tensors of shape (rows,), (rows,
+    response) or (rows, response, ...); the latter are padded with 0 to `width` columns. Each process
+    computes its own rows.
     """
     whole: tuple[Tensor, ...] = ()
     try:
@@ -254,4 +364,4 @@ def map_microbatches(
 
 
 def _blank(rows: int, width: int, piece: Tensor) -> Tensor:
-    return piece.new_zeros((rows, width)[: piece.ndim])
+    return piece.new_zeros((rows, width, *piece.shape[2:])[: piece.ndim])

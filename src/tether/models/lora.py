@@ -18,23 +18,28 @@ from transformers.pytorch_utils import Conv1D
 from tether.algo.random import uniform
 from tether.config import LoraSection
 from tether.errors import UserError
-from tether.models.forward import trunk
+from tether.models.forward import layer_stack, trunk
 from tether.support.memory import allocated_bytes
 
 NAME = "default"  # peft's own; there is one adapter per model
 
 
-def add_adapter(model: PreTrainedModel, lora: LoraSection, seed: int, role: str) -> None:
+def add_adapter(
+    model: PreTrainedModel, lora: LoraSection, seed: int, role: str, layers: range | None = None
+) -> None:
     """Freeze the model and put an adapter on its trunk, which alone learns from now on.
 
-    The head gets none: where it is tied to the embedding, merging would change both.
+    The head gets none: where it is tied to the embedding, merging would change both. `layers` are
+    the numbers of those that may learn (`model.learn_layers`), None for all.
     """
-    insert_adapter(model, lora, role)
+    insert_adapter(model, lora, role, layers)
     for number, layer in enumerate(_layers(model)):
         _initialise(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
 
 
-def insert_adapter(model: PreTrainedModel, lora: LoraSection, role: str) -> None:
+def insert_adapter(
+    model: PreTrainedModel, lora: LoraSection, role: str, layers: range | None = None
+) -> None:
     """Put an uninitialised adapter on the trunk.
 
     It is float32 at least: in bfloat16, steps of a usual learning rate would be lost.
@@ -45,7 +50,7 @@ def insert_adapter(model: PreTrainedModel, lora: LoraSection, role: str) -> None
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=cast(int, lora.alpha),  # peft divides by the rank, so a float works as well
-        target_modules=_targets(network, lora.targets, role),
+        target_modules=_targets(network, lora.targets, role, layers),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in network.modules()),
     )
     model.requires_grad_(False)
@@ -113,18 +118,43 @@ def _is_adapted(module: nn.Module) -> TypeGuard[Any]:
     return hasattr(module, "lora_A")
 
 
-def _targets(network: nn.Module, names: list[str] | None, role: str) -> list[str]:
-    """Return the full names of the linear layers that are chosen by their last names."""
-    linear = [name for name, module in network.named_modules() if _is_linear(module)]
+def _targets(
+    network: nn.Module, names: list[str] | None, role: str, layers: range | None
+) -> list[str]:
+    """Return the full names of the linear layers that are chosen by the end of their names."""
+    linear = {name: module for name, module in network.named_modules() if _is_linear(module)}
     known = {name.rpartition(".")[2] for name in linear}
+    learning = set(network.modules())
+    if layers is not None:
+        stack = layer_stack(network)
+        learning = {module for number in layers for module in stack[number].modules()}
+    field = "model.lora" if role == "actor" else f"model.{role}_lora"
     for name in names or []:
-        if name not in known:
-            field = "model.lora" if role == "actor" else f"model.{role}_lora"
+        found = [module for full, module in linear.items() if _ends_with(full, name)]
+        if not found:
             raise UserError(
                 f"{field}.targets names {name!r}, but the {role}'s linear layers are "
                 f"{', '.join(sorted(known))}; choose among these."
             )
-    return [name for name in linear if names is None or name.rpartition(".")[2] in names]
+        if not learning & set(found):
+            raise UserError(
+                f"{field}.targets names {name!r}, which model.learn_layers freezes; name linear "
+                f"layers in layers {_numbers(layers)}."
+            )
+    return [
+        full
+        for full, module in linear.items()
+        if module in learning and (names is None or any(_ends_with(full, n) for n in names))
+    ]
+
+
+def _ends_with(full: str, name: str) -> bool:
+    """Tell whether `name` is one or more of the last words of a dotted name."""
+    return f".{full}".endswith(f".{name}")
+
+
+def _numbers(layers: range | None) -> str:
+    return f"{layers[0]} to {layers[-1]}" if layers else ""
 
 
 def _is_linear(module: nn.Module) -> bool:

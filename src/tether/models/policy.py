@@ -1,7 +1,8 @@
 """The actor and the reference: causal language models as policies."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from tether.models.forward import (
     map_microbatches,
     output_head,
     states_before_tokens,
+    states_below,
     trunk,
 )
 from tether.models.lora import adapter_off
@@ -31,19 +33,43 @@ class Policy:
     """A causal language model that scores response tokens, at one temperature.
 
     Old, new and reference log-probs all come from `states` and `log_probs_and_entropies`: one
-    path, no dropout.
+    path, no dropout. The first `lower_layers` layers are frozen.
     """
 
-    def __init__(self, model: PreTrainedModel, temperature: float, microbatch_tokens: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        temperature: float,
+        microbatch_tokens: int,
+        lower_layers: int = 0,
+    ) -> None:
         self.model = model
         self.temperature = temperature
         self.microbatch_tokens = microbatch_tokens
+        self.lower_layers = lower_layers
 
     def snapshot(self) -> "Policy":
         """Return a frozen copy of the policy as it is now; frozen weights are shared with it."""
         frozen = {id(w): w for w in self.model.parameters() if not w.requires_grad}
         model = copy.deepcopy(self.model, frozen).requires_grad_(False)
-        return Policy(model, self.temperature, self.microbatch_tokens)
+        return Policy(model, self.temperature, self.microbatch_tokens, self.lower_layers)
+
+    def with_lower_states(self, sequences: Sequences) -> Sequences:
+        """Return the rows with the states after the frozen lower layers, if there are any.
+
+        One pass of the training forward, which every later one starts from. Each process computes
+        its share of the rows and gets all of them, as an update may give it any.
+        """
+        if self.lower_layers == 0:
+            return sequences
+
+        def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor]:
+            return (states_below(trunk(self.model), part.ids, self.lower_layers),)
+
+        (states,) = map_microbatches(
+            sequences, sequences.ids.shape[1], self.microbatch_tokens, read
+        )
+        return replace(sequences, lower_states=states, lower_layers=self.lower_layers)
 
     @property
     def head(self) -> Head:
@@ -141,7 +167,11 @@ class Reference(Protocol):
 
 
 class FrozenReference:
-    """A model of its own that never learns; with `refreshed`, the actor is copied into it."""
+    """A model of its own that never learns; with `refreshed`, the actor is copied into it.
+
+    `own_names` are its weights that are not the actor's frozen ones, None if all are its own: then
+    it computes its own lower states, as those of other weights differ.
+    """
 
     def __init__(
         self,
@@ -149,9 +179,11 @@ class FrozenReference:
         temperature: float,
         microbatch_tokens: int,
         refreshed: bool = False,
+        own_names: Set[str] | None = None,
     ) -> None:
         self.policy = Policy(model.requires_grad_(False), temperature, microbatch_tokens)
         self.refreshed = refreshed
+        self.own_names = own_names
 
     def log_probs(
         self,
@@ -160,7 +192,7 @@ class FrozenReference:
         old_log_probs: Float[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
         """Return log-probs of the True cells."""
-        return self.policy.log_probs(sequences, mask)
+        return self.policy.log_probs(self._readable(sequences), mask)
 
     def full_kl(
         self,
@@ -171,12 +203,21 @@ class FrozenReference:
     ) -> Float[Tensor, "rows response"]:
         """Return KL(actor || reference) over the vocabulary, with gradients to `actor_states`."""
         with torch.no_grad():
-            states = self.policy.states(sequences)
+            states = self.policy.states(self._readable(sequences))
         return actor.full_kl(actor.head, actor_states, self.policy.head, states, mask)
 
+    def _readable(self, sequences: Sequences) -> Sequences:
+        return sequences.from_ids() if self.own_names is None else sequences
+
+    @torch.no_grad()
     def refresh(self, actor: Policy) -> None:
         """Copy the actor's weights as they are now."""
-        self.policy.model.load_state_dict(actor.model.state_dict())
+        if self.own_names is None:
+            self.policy.model.load_state_dict(actor.model.state_dict())
+            return
+        weights, learnt = dict(self.policy.model.named_parameters()), actor.model.state_dict()
+        for name in self.own_names:
+            weights[name].copy_(learnt[name])
 
     def networks(self) -> list[Network]:
         """Return the model."""
@@ -185,7 +226,9 @@ class FrozenReference:
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the weights if they are ever refreshed; others are loaded again as they were."""
-        return plain_weights(self.policy.model) if self.refreshed else {}
+        weights = plain_weights(self.policy.model) if self.refreshed else {}
+        own = weights if self.own_names is None else self.own_names
+        return {name: weight for name, weight in weights.items() if name in own}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy back what `state` returned."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from tether.config import TrpoUpdate
-from tether.planning.workload import Demand, Learner, Size
+from tether.models.forward import layer_stack, trunk
+from tether.planning.workload import Demand, Learner, Size, lower_state_bytes
 from tether.support.units import byte_text, si
 
 # Operations per parameter and token: a product and a sum forward, twice that backward, of which
@@ -32,16 +33,21 @@ def operations(d: Demand) -> list[Cost]:
         Cost("sampling", FORWARD * size.parameters * sampled, f"2 x {si(size.parameters)} x "
              f"{si(sampled)} tokens"),
     ]  # fmt: skip
-    read = sum(size.parameters for size in _forward_roles(d))
+    read = sum(size.passed for size in _forward_roles(d)) + _lower(d)
     because = f"2 x {si(read)} x {si(d.tokens)} tokens"
     found.append(Cost("forward passes", FORWARD * read * d.tokens, because))
     for role in reversed(d.learners):
-        size, passes = d.learners[role], _passes(d, role)
-        per_token = _operations_of_learning(d, size)
-        because = f"{per_token} x {si(size.parameters)} x {si(d.tokens)} tokens x {passes:g}"
-        amount = per_token * size.parameters * d.tokens * passes
-        found.append(Cost(f"{role} update", amount, because))
+        passes = _passes(d, role)
+        per_token, because = _operations_of_learning(d, d.learners[role])
+        because = f"{because} x {si(d.tokens)} tokens x {passes:g}"
+        found.append(Cost(f"{role} update", per_token * d.tokens * passes, because))
     return found
+
+
+def _lower(d: Demand) -> int:
+    """Return the actor's frozen lower weights, which every row passes once per iteration."""
+    lower = layer_stack(trunk(d.networks.actor))[: d.networks.lower_layers]
+    return sum(weight.numel() for weight in lower.parameters())
 
 
 def memory_bandwidth(d: Demand, seconds: float) -> float:
@@ -69,6 +75,9 @@ def sent(d: Demand) -> list[Cost]:
             because = f"2 x {d.replicas - 1}/{d.replicas} x {byte_text(whole)} x {d.steps(role)}"
             amount = 2 * share * whole * d.steps(role)
             found.append(Cost(f"{role}'s gradients", amount, f"{because} steps"))
+    if d.networks.lower_layers and d.replicas > 1:
+        because = f"of {d.config.rows} rows, summed over {d.replicas}"
+        found.append(Cost("lower states", 2 * share * lower_state_bytes(d), because))
     if d.layer_ways > 1:
         found.append(_states(d))
     if d.shards * d.layer_ways > 1:
@@ -135,8 +144,13 @@ def _passes(d: Demand, role: Learner) -> float | int:
     return 1 + update.cg_iterations + 1 + 1
 
 
-def _operations_of_learning(d: Demand, size: Size) -> int:
-    adapter = size.learning < size.parameters / 2
-    backward = BACKWARD_OF_STATES if adapter else BACKWARD
+def _operations_of_learning(d: Demand, size: Size) -> tuple[int, str]:
+    """Return the operations per token of one forward and backward pass, and their arithmetic."""
     again = FORWARD if d.config.model.gradient_checkpointing else 0
-    return FORWARD + backward + again
+    if d.networks.lower_layers:
+        through, learnt = FORWARD + BACKWARD_OF_STATES + again, BACKWARD - BACKWARD_OF_STATES
+        amount = through * size.passed + learnt * size.learning
+        return amount, f"({through} x {si(size.passed)} + {learnt} x {si(size.learning)})"
+    adapter = size.learning < size.parameters / 2
+    per_weight = FORWARD + (BACKWARD_OF_STATES if adapter else BACKWARD) + again
+    return per_weight * size.parameters, f"{per_weight} x {si(size.parameters)}"

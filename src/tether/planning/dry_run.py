@@ -44,6 +44,7 @@ class HeadedTrunk:
     device: str
     policy: Head | None = None
     value: nn.Linear | None = None
+    lower_layers: int = 0  # whose states are given
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of all parts."""
@@ -85,7 +86,11 @@ def _drop_gradient(weight: Tensor) -> None:
 def _forward(model: HeadedTrunk, batch: Batch) -> Float[Tensor, ""]:
     """Do what an update does with a microbatch, as far as it takes memory."""
     ids = torch.zeros(batch.rows, batch.length, dtype=torch.long)
-    hidden = all_states(model.trunk, ids)
+    lower_states = None
+    if model.lower_layers:
+        shape = (batch.rows, batch.length, model.trunk.config.hidden_size)
+        lower_states = torch.zeros(shape, dtype=model.trunk.dtype)
+    hidden = all_states(model.trunk, ids, lower_states, model.lower_layers)
     source = torch.zeros(batch.rows, batch.response + 1, 1, dtype=torch.long)
     states = hidden.gather(1, source.expand(-1, -1, hidden.shape[2]))
     found = torch.zeros(())

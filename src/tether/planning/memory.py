@@ -6,10 +6,11 @@ from functools import partial
 from tether.config import TrpoUpdate
 from tether.models.cpu_matmul import packed_bytes
 from tether.models.forward import output_head, trunk
+from tether.models.frozen_layers import lacks_lower_layers
 from tether.models.lora import merged_bytes
 from tether.models.token_log_probs import max_cached_cells
 from tether.planning.dry_run import Batch, HeadedTrunk, backward_peak, forward_peak
-from tether.planning.workload import Demand, Learner
+from tether.planning.workload import Demand, Learner, lower_state_bytes
 from tether.rollout.local import PREFILL_TOKENS
 from tether.support.units import byte_text, si
 
@@ -72,14 +73,14 @@ def plan_memory(d: Demand) -> Memory:
     found = [
         *_loading(d),
         Phase("sampling", (*always, *_buffer(d), *_sampling(d))),
-        Phase("forward passes", (*always, *_buffer(d), *_whole_layers(d), _forward(d), _rows(d))),
+        Phase("forward passes", (*always, *_buffer(d), *_whole_layers(d), _forward(d), *_rows(d))),
     ]
     for role in reversed(d.learners):
         learning = _learning(d, role)
         buffer = _buffer(d) if role == "critic" else []  # the actor's activations contain it
-        found.append(Phase(f"{role} update", (*always, *buffer, *learning, _rows(d))))
+        found.append(Phase(f"{role} update", (*always, *buffer, *learning, *_rows(d))))
         if d.replicas > 1 and d.shards == 1:
-            step = (*always, learning[0], _summed(d, role), _rows(d))
+            step = (*always, learning[0], _summed(d, role), *_rows(d))
             found.append(Phase(f"{role} step", step))
     found.append(Phase("checkpoint", (*always, *_buffer(d), *_saving(d))))
     return Memory(Phase("always", always), found)
@@ -124,11 +125,21 @@ def _buffer(d: Demand) -> list[Part]:
     return [Part("probability buffer", size, f"{cells} x {head.out_features} of the actor's")]
 
 
-def _rows(d: Demand) -> Part:
+def _rows(d: Demand) -> list[Part]:
     c = d.config
     token_bytes = TOKEN_FLOATS * _float_bytes(d) + TOKEN_ID_BYTES
     size = c.rows * (c.rollout.max_response_tokens * token_bytes + 16 * d.longest_row)
-    return Part("rows", size, f"{c.rows} rows, {token_bytes} bytes per response token")
+    rows = Part("rows", size, f"{c.rows} rows, {token_bytes} bytes per response token")
+    return [rows, *_lower_states(d)]
+
+
+def _lower_states(d: Demand) -> list[Part]:
+    """The states below the layers that learn, of all rows, on every process."""
+    if d.networks.lower_layers == 0:
+        return []
+    width = d.networks.actor.config.hidden_size
+    because = f"{d.config.rows} rows of {d.longest_row} tokens, {width} wide"
+    return [Part("lower states", lower_state_bytes(d), because)]
 
 
 def _sampling(d: Demand) -> list[Part]:
@@ -157,11 +168,16 @@ def _sampling(d: Demand) -> list[Part]:
 def _forward(d: Demand) -> Part:
     """The largest of the roles' forward passes, which follow each other."""
     n, batch = d.networks, d.forward_batch
-    models = [HeadedTrunk(trunk(n.actor), d.device, policy=output_head(n.actor))]
+    lower = n.lower_layers
+    models = [HeadedTrunk(trunk(n.actor), d.device, output_head(n.actor), lower_layers=lower)]
     if n.critic is not None:
-        models.append(HeadedTrunk(n.critic.trunk, d.device, value=n.critic.head))
+        its_lower = lower if n.critic.reads_lower_states else 0
+        models.append(HeadedTrunk(n.critic.trunk, d.device, None, n.critic.head, its_lower))
     if n.reference is not None:
-        models.append(HeadedTrunk(trunk(n.reference), d.device, output_head(n.reference)))
+        network = trunk(n.reference)
+        its_lower = lower if lacks_lower_layers(network) else 0
+        head = output_head(n.reference)
+        models.append(HeadedTrunk(network, d.device, head, lower_layers=its_lower))
     if n.reward is not None:
         models.append(HeadedTrunk(trunk(n.reward), d.device))
     peak = max(forward_peak(model, batch) for model in models)
@@ -190,7 +206,7 @@ def _of_update(d: Demand, activations: int) -> list[Part]:
     """What some kinds of update hold beside gradients and activations."""
     match d.config.actor.update:
         case update if update.needs_old_policy:
-            return [Part("old policy", d.actor.weight_bytes, "for the KL over the vocabulary")]
+            return [Part("old policy", d.actor.learning_bytes, "for the KL over the vocabulary")]
         case TrpoUpdate():
             # Weights before the step, gradient, step, and four vectors of conjugate gradients; a
             # second derivative keeps the first one's graph as well.
@@ -200,11 +216,12 @@ def _of_update(d: Demand, activations: int) -> list[Part]:
 
 
 def _learner(d: Demand, role: Learner) -> HeadedTrunk:
-    actor, critic = d.networks.actor, d.networks.critic
+    actor, critic, lower = d.networks.actor, d.networks.critic, d.networks.lower_layers
     if role == "critic" and critic is not None:
-        return HeadedTrunk(critic.trunk, d.device, value=critic.head)
+        its_lower = lower if critic.reads_lower_states else 0
+        return HeadedTrunk(critic.trunk, d.device, None, critic.head, its_lower)
     value = critic.head if critic is not None and critic.shared_trunk else None
-    return HeadedTrunk(trunk(actor), d.device, policy=output_head(actor), value=value)
+    return HeadedTrunk(trunk(actor), d.device, output_head(actor), value, lower)
 
 
 def _whole_layers(d: Demand, learn: bool = False) -> list[Part]:
@@ -217,7 +234,7 @@ def _whole_layers(d: Demand, learn: bool = False) -> list[Part]:
     largest = max(d.roles.values(), key=lambda role: role.layer_bytes)
     layer = largest.layer_bytes // d.layer_ways
     size = 2 * layer + largest.outer_bytes
-    if learn and d.actor.learning == d.actor.parameters:
+    if learn and d.config.model.lora is None:
         size += layer + largest.outer_bytes
         return [Part("whole layers, learning", size, "two, what is outside them, gradients of one")]
     return [Part("whole layers", size, "two, and what is outside them")]

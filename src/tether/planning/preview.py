@@ -102,13 +102,18 @@ def _why_not_loaded(config: Config) -> str | None:
 
 
 def _models(config: Config) -> Iterator[str]:
-    """Yield the model of each role that has weights of its own."""
+    """Yield the model of each role that has weights of its own.
+
+    With `model.learn_layers`, copies of the actor's are small.
+    """
     settings = config.model
     yield settings.actor
+    others = []
     if config.has_critic and not config.critic.shared_trunk:
-        yield settings.critic or settings.actor
+        others.append(settings.critic or settings.actor)
     if config.kl.needs_reference and not settings.adapter_off_is_reference:
-        yield settings.reference or settings.actor
+        others.append(settings.reference or settings.actor)
+    yield from (n for n in others if settings.learn_layers is None or n != settings.actor)
     judge = learned_model(config.reward)
     if judge is not None:
         yield judge

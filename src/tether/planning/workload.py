@@ -1,10 +1,10 @@
 """The work of each process of a run: its share of the rows, in batches of at most which size."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 from torch import nn
 from transformers import (
@@ -17,12 +17,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.config import Config, LoraSection
 from tether.models.critic import Critic
-from tether.models.forward import output_head, recompute_in_backward
+from tether.models.forward import layer_stack, output_head, recompute_in_backward, trunk
+from tether.models.frozen_layers import upper_copy
 from tether.models.loading import load_on_meta
 from tether.models.lora import insert_adapter
 from tether.models.token_log_probs import max_cached_cells
 from tether.models.weights import trainable_parameters
 from tether.planning.dry_run import Batch
+from tether.ppo.roles import let_layers_learn
 from tether.rewards.functions import learned_model
 
 
@@ -30,20 +32,26 @@ from tether.rewards.functions import learned_model
 class Networks:
     """The network that each role adds, as shapes without weights.
 
-    A reference that is the actor's base adds none.
+    A reference that is the actor's base adds none. The first `lower_layers` layers of the actor are
+    frozen, and run once per iteration.
     """
 
     actor: PreTrainedModel
     critic: Critic | None
     reference: PreTrainedModel | None
     reward: PreTrainedModel | None
+    lower_layers: int = 0
 
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers and bytes of a role's weights and, of these, the ones that learn."""
+    """Numbers and bytes of a role's weights and, of these, the ones that learn.
+
+    Frozen weights that are the actor's are not counted again, but are passed through.
+    """
 
     parameters: int = 0
+    passed: int = 0  # that a training pass goes through
     weight_bytes: int = 0
     learning: int = 0
     learning_bytes: int = 0
@@ -58,45 +66,67 @@ def outline_networks(config: Config) -> Networks:
     """Build the networks as shapes without weights, from the models' config.json files."""
     settings, hub = config.model, config.model.hub
     actor = load_on_meta(AutoModelForCausalLM, settings.actor, settings.dtype, hub)
+    layers = let_layers_learn(actor, settings.actor, config)
+    lower_layers = layers[0] if layers else 0
     critic = reference = reward = None
     if config.has_critic and config.critic.shared_trunk:
         critic = Critic(actor, config.critic.microbatch_tokens, shared_trunk=True)
     elif config.has_critic:
         name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
-        trunk = load_on_meta(AutoModel, name, dtype, hub)
-        _make_ready_to_learn(trunk, settings.critic_lora, config, "critic")
-        critic = Critic(trunk, config.critic.microbatch_tokens)
+        same = (name, dtype) == (settings.actor, settings.dtype)
+        if same and layers is not None:
+            network, its_layers = upper_copy(trunk(actor), lower_layers), layers
+        else:
+            network = load_on_meta(AutoModel, name, dtype, hub)
+            its_layers = let_layers_learn(network, name, config)
+        _make_ready_to_learn(network, settings.critic_lora, config, "critic", its_layers)
+        critic = Critic(network, config.critic.microbatch_tokens, reads_lower_states=same)
     if config.kl.needs_reference and not settings.adapter_off_is_reference:
         name = settings.reference or settings.actor
         dtype = settings.reference_dtype or settings.dtype
-        reference = load_on_meta(AutoModelForCausalLM, name, dtype, hub).requires_grad_(False)
+        if layers is not None and (name, dtype) == (settings.actor, settings.dtype):
+            reference = upper_copy(actor, lower_layers)
+        else:
+            reference = load_on_meta(AutoModelForCausalLM, name, dtype, hub)
+        reference.requires_grad_(False)
     judge = learned_model(config.reward)
     if judge is not None:
         reward = load_on_meta(AutoModelForSequenceClassification, judge, settings.dtype)
         reward.requires_grad_(False)
-    _make_ready_to_learn(actor, settings.lora, config, "actor")
-    return Networks(actor, critic, reference, reward)
+    _make_ready_to_learn(actor, settings.lora, config, "actor", layers)
+    return Networks(actor, critic, reference, reward, lower_layers)
 
 
 def _make_ready_to_learn(
-    model: PreTrainedModel, lora: LoraSection | None, config: Config, role: str
+    model: PreTrainedModel,
+    lora: LoraSection | None,
+    config: Config,
+    role: str,
+    layers: range | None,
 ) -> None:
     if lora is not None:
-        insert_adapter(model, lora, role)
+        insert_adapter(model, lora, role, layers)
     if config.model.gradient_checkpointing:
         recompute_in_backward(model)
 
 
-def size_of(module: nn.Module | None) -> Size:
-    """Count a module's weights; all is 0 for None."""
+def size_of(
+    module: nn.Module | None, lower_layers: int = 0, shared: Set[int] = frozenset()
+) -> Size:
+    """Count a module's weights; all is 0 for None.
+
+    `lower_layers` are run apart from it; `shared` are the ids of weights that are counted already.
+    """
     if module is None:
         return Size()
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
-    weights, moved = list(module.parameters()), trainable_parameters(module).values()
+    every, moved = list(module.parameters()), trainable_parameters(module).values()
+    weights = [weight for weight in every if id(weight) not in shared]
     inside = {id(weight): weight for layer in layers for weight in layer.parameters()}
     matrices = {id(weight) for weight in inside.values() if weight.ndim > 1}
     return Size(
         parameters=sum(weight.numel() for weight in weights),
+        passed=sum(weight.numel() for weight in every) - _apart(module, lower_layers),
         weight_bytes=_bytes(weights),
         learning=sum(weight.numel() for weight in moved),
         learning_bytes=_bytes(moved),
@@ -106,6 +136,16 @@ def size_of(module: nn.Module | None) -> Size:
         outer_bytes=_bytes(w for w in weights if id(w) not in inside),
         largest_bytes=max((weight.nbytes for weight in weights), default=0),
     )
+
+
+def _apart(module: nn.Module, lower_layers: int) -> int:
+    """Count the weights of the lower layers, and of the embedding unless it is the head as well."""
+    if lower_layers == 0:
+        return 0
+    model = cast(PreTrainedModel, module)
+    lower = layer_stack(model)[:lower_layers]
+    embedding, head = model.get_input_embeddings().weight, output_head(model).weight
+    return sum(w.numel() for w in lower.parameters()) + (head is not embedding) * embedding.numel()
 
 
 def _bytes(weights: Iterable[nn.Parameter]) -> int:
@@ -128,18 +168,26 @@ class Demand:
     @cached_property
     def actor(self) -> Size:
         """Size of the actor."""
-        return size_of(self.networks.actor)
+        return size_of(self.networks.actor, self.networks.lower_layers)
+
+    @cached_property
+    def shared(self) -> Set[int]:
+        """Ids of the actor's weights, which copies share; sharding gives each its own shards."""
+        if self.shards > 1:
+            return frozenset()
+        return {id(weight) for weight in self.networks.actor.parameters()}
 
     @cached_property
     def critic(self) -> Size:
         """Size of what the critic adds: the head alone where the trunk is the actor's."""
         critic = self.networks.critic
-        return size_of(None if critic is None else critic.networks()[0].module)
+        module = None if critic is None else critic.networks()[0].module
+        return size_of(module, shared=self.shared)
 
     @cached_property
     def reference(self) -> Size:
         """Size of the reference."""
-        return size_of(self.networks.reference)
+        return size_of(self.networks.reference, shared=self.shared)
 
     @cached_property
     def reward(self) -> Size:
@@ -243,3 +291,9 @@ class Demand:
         """Rows that a process samples at once."""
         room = self.config.rollout.cache_tokens // self.longest_row
         return max(1, min(self.sampled_rows, room))
+
+
+def lower_state_bytes(d: Demand) -> int:
+    """Return the bytes of the states below the layers that learn, of all rows."""
+    actor = d.networks.actor
+    return d.tokens * actor.config.hidden_size * actor.dtype.itemsize

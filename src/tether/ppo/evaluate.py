@@ -107,7 +107,7 @@ def evaluate(
     roles.sampler.sync(roles.actor.model, iteration)
     responses = sample_responses(prompts, roles.sampler, roles.episodes, config)
     sampled = responses.sampled
-    sequences, mask = join(sampled), sampled.response_mask
+    sequences, mask = roles.actor.with_lower_states(join(sampled)), sampled.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     kl = k1(old_log_probs, ref_log_probs, mask)

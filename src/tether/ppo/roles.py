@@ -1,6 +1,5 @@
 """The four roles (actor, critic, reference, reward) and what they need, built once per run."""
 
-import copy
 import datetime
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from tether.dist.world import local_device
 from tether.errors import UserError
 from tether.models.critic import Critic, NoCritic, ValueFunction
 from tether.models.forward import recompute_in_backward, trunk
+from tether.models.frozen_layers import freeze_other_layers, refuse_unsplittable, upper_copy
 from tether.models.loading import load_causal_lm, load_trunk
 from tether.models.locate import find_model
 from tether.models.lora import add_adapter
@@ -79,14 +79,18 @@ def build_roles(
         context = room_for_prompts(config, model.config)
         return load_prompts(files, config.data, vocabulary.tokenizer, columns, context, reading)
 
-    actor = Policy(model, rollout.temperature, config.actor.microbatch_tokens)
+    layers = let_layers_learn(model, config.model.actor, config)
+    lower_layers = layers[0] if layers else 0
+    refuse_unsplittable(model, lower_layers, config.model.actor)
+    tokens = config.actor.microbatch_tokens
+    actor = Policy(model, rollout.temperature, tokens, lower_layers)
     train_prompts = load(config.data.train)
     heldout_prompts = None if config.data.heldout is None else load(config.data.heldout)
     turns = build_episode_source(rollout, vocabulary)
     scorer = build_scorer(config, reward, train_prompts, device)
-    critic = _build_critic(config, model, scorer.units(), device)
+    critic = _build_critic(config, actor, layers, scorer.units(), device)
     reference = _build_reference(config, actor, device)
-    _make_ready_to_learn(model, config.model.lora, config, "actor")
+    _make_ready_to_learn(model, config.model.lora, config, "actor", layers)
     if config.launch.tensor_parallel > 1:
         refuse_unshareable(model.config, config.launch.tensor_parallel)
     if config.launch.weights == "sharded":
@@ -134,11 +138,22 @@ def build_sampler(config: Config, vocabulary: Vocabulary) -> Sampler:
     return EngineSampler(build_vllm(config, vocabulary), *limits)
 
 
+def let_layers_learn(model: PreTrainedModel, name: str, config: Config) -> range | None:
+    """Freeze what `model.learn_layers` does not name; return those layers, None if all learn."""
+    if config.model.learn_layers is None:
+        return None
+    return freeze_other_layers(model, config.model.learn_layers, name)
+
+
 def _make_ready_to_learn(
-    model: PreTrainedModel, lora: LoraSection | None, config: Config, role: str
+    model: PreTrainedModel,
+    lora: LoraSection | None,
+    config: Config,
+    role: str,
+    layers: range | None,
 ) -> None:
     if lora is not None:
-        add_adapter(model, lora, config.seed, role)
+        add_adapter(model, lora, config.seed, role, layers)
     if config.model.gradient_checkpointing:
         recompute_in_backward(model)
 
@@ -160,8 +175,11 @@ def _build_reference(config: Config, actor: Policy, device: torch.device) -> Ref
     if settings.adapter_off_is_reference:
         return AdapterOffReference(actor)
     name, dtype = settings.reference or settings.actor, settings.reference_dtype or settings.dtype
-    if (name, dtype) == (settings.actor, settings.dtype):
-        model = copy.deepcopy(actor.model)  # some files take a minute to read
+    own_names = None
+    if (name, dtype) == (settings.actor, settings.dtype):  # some files take a minute to read
+        model = upper_copy(actor.model, actor.lower_layers)
+        if actor.lower_layers:
+            own_names = trainable_parameters(actor.model).keys()
     else:
         model = load_causal_lm(name, dtype, device, settings.hub)
     return FrozenReference(
@@ -169,26 +187,36 @@ def _build_reference(config: Config, actor: Policy, device: torch.device) -> Ref
         config.rollout.temperature,
         config.actor.microbatch_tokens,
         refreshed=config.refreshes_reference,
+        own_names=own_names,
     )
 
 
 def _build_critic(
-    config: Config, actor_model: PreTrainedModel, scale: Scale | None, device: torch.device
+    config: Config,
+    actor: Policy,
+    layers: range | None,
+    scale: Scale | None,
+    device: torch.device,
 ) -> ValueFunction:
-    """Build the critic; `scale` is that of the reward model's scores, if there is one."""
+    """Build the critic; `scale` is that of the reward model's scores, if there is one.
+
+    One of the actor's weights has the actor's layers that learn, `layers`, and above.
+    """
     settings, tokens = config.model, config.critic.microbatch_tokens
     if not config.has_critic:
         return NoCritic()
     name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
     if config.critic.shared_trunk:
-        critic = Critic(actor_model, tokens, shared_trunk=True)
+        critic = Critic(actor.model, tokens, shared_trunk=True)
     else:
-        if (name, dtype) == (settings.actor, settings.dtype):
-            model = copy.deepcopy(trunk(actor_model))
+        same = (name, dtype) == (settings.actor, settings.dtype)
+        if same:
+            model = upper_copy(trunk(actor.model), actor.lower_layers)
         else:
             model = load_trunk(name, dtype, device, settings.hub)
-        _make_ready_to_learn(model, settings.critic_lora, config, "critic")
-        critic = Critic(model, tokens)
+            layers = let_layers_learn(model, name, config)
+        _make_ready_to_learn(model, settings.critic_lora, config, "critic", layers)
+        critic = Critic(model, tokens, reads_lower_states=same)
     if scale is not None:
         start_value_head(critic, config, scale)
     return critic

@@ -49,7 +49,7 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     prompts = roles.train_prompts.first(min(PROMPTS, config.rows))
     roles.sampler.sync(roles.actor.model, 0)
     rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "self-check", 0))
-    sequences, mask = join(rollout), rollout.response_mask
+    sequences, mask = roles.actor.with_lower_states(join(rollout)), rollout.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     new_log_probs = torch.zeros_like(old_log_probs)

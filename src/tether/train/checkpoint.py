@@ -2,6 +2,7 @@
 
 checkpoints/000050/actor/                       a Hugging Face directory with its tokenizer
 checkpoints/000050/adapter.safetensors          in its place where the actor has an adapter
+checkpoints/000050/actor.safetensors            in its place where only some layers learn
 checkpoints/000050/critic.safetensors           what learns: all of it, or adapter and head
 checkpoints/000050/reference.safetensors        only where the reference is refreshed
 checkpoints/000050/actor_optimizer.safetensors
@@ -15,8 +16,8 @@ Several processes write a file in as many parts, NAME-00001-of-00002.safetensors
 tensors; any number of processes reads them.
 
 There is no random state to save: every draw is computed from the seed and where it is used. The
-position in the data follows from the iteration. The base below an adapter is not part of a
-checkpoint: config.yaml names it, and state.json holds its hash.
+position in the data follows from the iteration. The base below an adapter, or around the layers
+that learn, is not part of a checkpoint: config.yaml names it, and state.json holds its hash.
 """
 
 import json
@@ -41,7 +42,7 @@ from tether.models.lora import add_adapter, merge_adapter
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import load_trainable_parameters, load_weights, plain_weights
 from tether.ppo.result import Controls
-from tether.ppo.roles import Roles
+from tether.ppo.roles import Roles, let_layers_learn
 from tether.run.checkpoint_store import all_checkpoints, discard, finish, prune, stage
 from tether.run.directory import CHECKPOINTS, SCHEMA
 from tether.run.reader import read_regular
@@ -58,6 +59,7 @@ from tether.train.training import Contents, E, Training
 STATE = "state.json"
 ACTOR = "actor"
 ADAPTER = "adapter.safetensors"
+LEARNT_LAYERS = "actor.safetensors"
 CRITIC = "critic.safetensors"
 REFERENCE = "reference.safetensors"
 ACTOR_OPTIMIZER = "actor_optimizer.safetensors"
@@ -148,8 +150,8 @@ def load_checkpoint(checkpoint: Path, training: Training[E]) -> None:
 def load_roles(checkpoint: Path, roles: Roles, config: Config) -> None:
     """Restore the weights and moments of PPO's roles."""
     model = roles.actor.model
-    if config.model.lora is not None:
-        load_trainable_parameters(model, read_tensors(checkpoint / ADAPTER))
+    if config.model.learns_in_part:
+        load_trainable_parameters(model, read_tensors(checkpoint / learnt_file(config)))
     else:
         saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, model.device)
         load_weights(model, saved.state_dict())
@@ -163,25 +165,31 @@ def load_roles(checkpoint: Path, roles: Roles, config: Config) -> None:
         roles.critic_optimizer.load_state(read_tensors(checkpoint / CRITIC_OPTIMIZER))
 
 
-def load_adapter(checkpoint: Path, roles: Roles, config: Config) -> None:
-    """Restore only the actor's adapter, on the base that it was trained on."""
+def learnt_file(config: Config) -> str:
+    """Return the file of an actor that learns in part (`ModelSection.learns_in_part`)."""
+    return LEARNT_LAYERS if config.model.lora is None else ADAPTER
+
+
+def load_learnt_part(checkpoint: Path, roles: Roles, config: Config) -> None:
+    """Restore only the actor's adapter or layers that learn, on the base they were trained on."""
     _refuse_other_base(checkpoint, config)
+    file = learnt_file(config)
     try:
-        load_trainable_parameters(roles.actor.model, read_tensors(checkpoint / ADAPTER))
-    except RuntimeError:
+        load_trainable_parameters(roles.actor.model, read_tensors(checkpoint / file))
+    except (OSError, RuntimeError):
         raise UserError(
-            f"The adapter in {checkpoint} does not fit these fields; leave out overrides that "
-            f"change model.lora."
+            f"{checkpoint / file} does not fit these fields; leave out overrides that change "
+            f"model.lora or model.learn_layers."
         ) from None
 
 
 def load_plain_actor(
     checkpoint: Path, config: Config, dtype: str, device: torch.device
 ) -> tuple[PreTrainedModel, Vocabulary]:
-    """Load the actor as an ordinary model, its adapter merged into the base that the config
-    names."""
+    """Load the actor as an ordinary model: what it has learnt is put into the base that the config
+    names, or merged with it."""
     settings = config.model
-    if settings.lora is None:
+    if not settings.learns_in_part:
         name = str(checkpoint / ACTOR)
         model = load_causal_lm(name, dtype, device)
         return model, load_vocabulary(name, model)
@@ -189,8 +197,10 @@ def load_plain_actor(
     model = load_causal_lm(settings.actor, settings.dtype, device, settings.hub)
     vocabulary = load_vocabulary(settings.actor, model, settings.hub)
     cast(nn.Module, model).to(dtype=DTYPES[dtype])
-    add_adapter(model, settings.lora, config.seed, "actor")
-    load_trainable_parameters(model, read_tensors(checkpoint / ADAPTER))
+    layers = let_layers_learn(model, settings.actor, config)
+    if settings.lora is not None:
+        add_adapter(model, settings.lora, config.seed, "actor", layers)
+    load_trainable_parameters(model, read_tensors(checkpoint / learnt_file(config)))
     merge_adapter(model)
     return model, vocabulary
 
@@ -217,9 +227,13 @@ def _refuse_other_base(checkpoint: Path, config: Config) -> None:
     hashed = hash_ends if isinstance(written, str) else hash_model
     if hashed(find_model(base, config.model.hub)) != written:
         raise UserError(
-            f"{base} is no longer the model that the adapter in {checkpoint} was trained on; put "
-            f"it back as it was."
+            f"{base} is no longer the model that the {_learnt(config)} in {checkpoint} "
+            f"{'was' if config.model.lora else 'were'} trained on; put it back as it was."
         )
+
+
+def _learnt(config: Config) -> str:
+    return "layers" if config.model.lora is None else "adapter"
 
 
 def _refuse_non_finite(training: Training[E], name: str) -> None:

@@ -104,6 +104,10 @@ def model_card(iterations: int, config: Config, evaluations: list[Evaluation]) -
 def _method(config: Config) -> str:
     lora = config.model.lora
     trained = f"a LoRA adapter of rank {lora.rank}, merged" if lora else "all weights"
+    if config.model.learn_layers is not None:
+        which = config.model.learn_layers
+        layers = f"layers {which}" if isinstance(which, str) else f"the top {which} layers"
+        trained = f"{trained}, on {layers}" if lora else layers
     return f"{config.actor.update.kind} with {config.advantage.estimator} advantages; {trained}"
 
 

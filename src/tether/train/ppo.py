@@ -31,10 +31,10 @@ from tether.support.user_code import own_files
 from tether.train.checkpoint import (
     ACTOR,
     ACTOR_OPTIMIZER,
-    ADAPTER,
     CRITIC,
     CRITIC_OPTIMIZER,
     REFERENCE,
+    learnt_file,
     load_roles,
     newest_and_best,
     read_controls,
@@ -251,8 +251,8 @@ class PPOTraining:
     def contents(self) -> Contents:
         roles, models = self.roles, {}
         tensors: dict[str, Mapping[str, Tensor]] = {ACTOR_OPTIMIZER: roles.actor_optimizer.state()}
-        if self.config.model.lora is not None:
-            tensors[ADAPTER] = trainable_parameters(roles.actor.model)
+        if self.config.model.learns_in_part:
+            tensors[learnt_file(self.config)] = trainable_parameters(roles.actor.model)
         else:
             models[ACTOR] = SavedModel(roles.actor.model, roles.vocabulary.tokenizer)
         for name, saved in ((CRITIC, roles.critic.state()), (REFERENCE, roles.reference.state())):
