@@ -166,7 +166,9 @@ def weights_above_layers(trunk: nn.Module) -> list[nn.Parameter]:
     try:
         for weight in outside:
             weight.requires_grad_()
-        with torch.enable_grad(), _replaced_layers(trunk, range(len(stack)), _Resume(states)):
+        resume = _replaced_layers(trunk, range(len(stack)), _Resume(states))
+        # No attention runs; its usual name would have transformers look into `meta` tensors.
+        with torch.enable_grad(), resume, grouped_attention(cast(PreTrainedModel, trunk)):
             found = trunk(inputs_embeds=states, use_cache=False).last_hidden_state
             slopes = torch.autograd.grad(found.sum(), outside, allow_unused=True)
     finally:
@@ -343,7 +345,7 @@ def map_microbatches(
     """Apply `read` to microbatches without gradients; return its results for all rows, in order.
 
     `read` takes a microbatch and its row numbers, and returns tensors of shape (rows,), (rows,
-    response) or (rows, response, ...); the latter are padded with 0 to `width` columns. Each process
+    columns) or (rows, columns, ...); the latter are padded with 0 to `width` columns. Each process
     computes its own rows.
     """
     whole: tuple[Tensor, ...] = ()

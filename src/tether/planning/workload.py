@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, cast
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -145,7 +145,8 @@ def _apart(module: nn.Module, lower_layers: int) -> int:
     model = cast(PreTrainedModel, module)
     lower = layer_stack(model)[:lower_layers]
     embedding, head = model.get_input_embeddings().weight, output_head(model).weight
-    return sum(w.numel() for w in lower.parameters()) + (head is not embedding) * embedding.numel()
+    own = 0 if head is embedding else cast(Tensor, embedding).numel()
+    return sum(weight.numel() for weight in lower.parameters()) + own
 
 
 def _bytes(weights: Iterable[nn.Parameter]) -> int:

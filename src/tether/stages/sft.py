@@ -108,7 +108,8 @@ def collate(
     joined = join_pairs([(c.prompt_ids, c.response_ids) for c in conversations])
     mask = pad_right([c.loss_mask for c in conversations], torch.bool)
     parts = (joined.ids, joined.prompt_lengths, joined.response_lengths)
-    return Sequences(*(x.to(device) for x in parts)), mask.to(device)
+    ids, prompt_lengths, response_lengths = (part.to(device) for part in parts)
+    return Sequences(ids, prompt_lengths, response_lengths), mask.to(device)
 
 
 def like_lengths(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " some"]]:
