@@ -14,9 +14,12 @@ from helpers import (
     sequences_of,
     slow_log_probs,
 )
+from transformers import FalconConfig, FalconForCausalLM
 
 import tether
 from models.families import EOS_IDS, FAMILIES, VOCABULARY, make_family
+from tether.errors import UserError
+from tether.models.frozen_layers import refuse_unsplittable
 from tether.models.loading import load_causal_lm
 from tether.models.policy import Policy
 from tether.models.vocabulary import load_vocabulary
@@ -39,6 +42,29 @@ def test_log_probs_are_transformers_own_with_and_without_padding(family, width, 
     for row, (prompt, ids) in enumerate(ROWS):
         expected = slow_log_probs(model, prompt, ids)
         torch.testing.assert_close(found[row, : len(ids)], expected, rtol=0, atol=1e-5)
+
+
+@every_family
+def test_a_pass_that_starts_above_frozen_layers_gives_transformers_own_log_probs(family):
+    """Positions that GPT-2 adds and windows of single layers are those of the whole model."""
+    model = make_family(family)
+    for lower_layers in (1, 2):
+        policy = Policy(model, 1.0, 30, lower_layers)
+        sequences = policy.with_lower_states(sequences_of(ROWS))
+        assert sequences.lower_states is not None
+        found = policy.log_probs(sequences, mask_of(sequences))
+        for row, (prompt, ids) in enumerate(ROWS):
+            expected = slow_log_probs(model, prompt, ids)
+            torch.testing.assert_close(found[row, : len(ids)], expected, rtol=0, atol=1e-5)
+
+
+def test_an_architecture_that_cannot_start_between_layers_is_refused_by_name():
+    """Falcon's layers return more than their states."""
+    config = FalconConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4
+    )
+    with pytest.raises(UserError, match=r"model\.learn_layers does not go with here: a falcon"):
+        refuse_unsplittable(FalconForCausalLM(config).eval(), 1, "here")
 
 
 @every_family

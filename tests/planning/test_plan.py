@@ -151,6 +151,42 @@ def test_recomputed_layers_cost_a_third_more_and_an_adapter_a_third_less(planned
     assert update(model__lora={"rank": 2}) == 4
 
 
+LAYER = MATRICES // 2 + 2 * 32
+LEARNT = LAYER + 32  # the top layer and the last norm; the head is tied
+
+
+def test_frozen_layers_are_held_once_and_passed_once(planned):
+    """The lower of two layers, and an embedding that is the head as well, are frozen."""
+    plan = planned(model__learn_layers=1)
+    tokens = 12 * 17
+    assert (plan.critic.parameters, plan.reference.parameters) == (LEARNT + 33, LEARNT)
+    assert part(plan, "weights") == 4 * (ACTOR + LEARNT + 33 + LEARNT)
+    assert part(plan, "Adam's moments") == 2 * 4 * (LEARNT + LEARNT + 33)
+    assert part(plan, "actor's gradients") == 4 * LEARNT
+    assert part(plan, "lower states") == tokens * 32 * 4
+    assert plan.checkpoint_bytes == 3 * 4 * (LEARNT + LEARNT + 33)
+    costs = {cost.what: cost.amount for cost in operations(plan.demand)}
+    upper = LEARNT + 260 * 32
+    assert costs["sampling"] == 2 * ACTOR * (6 * 9 + 12 * 8)
+    assert costs["forward passes"] == 2 * (LAYER + upper + upper + LEARNT + 33) * tokens
+    assert costs["actor update"] == (4 * upper + 2 * LEARNT) * tokens * 2
+    assert costs["critic update"] == 6 * (LEARNT + 33) * tokens * 2
+    whole = planned()
+    assert part(plan, "actor's activations") < part(whole, "actor's activations")
+
+
+def test_two_processes_sum_their_lower_states(planned):
+    plan = planned(model__learn_layers=1, launch={"num_workers": 2})
+    costs = {cost.what: cost.amount for cost in sent(plan.demand)}
+    assert costs["lower states"] == 2 * 0.5 * 12 * 17 * 32 * 4
+    assert costs["actor's gradients"] == 2 * 0.5 * 4 * LEARNT * plan.demand.steps("actor")
+
+
+def test_more_layers_than_there_are_is_refused_without_weights(planned):
+    with pytest.raises(UserError, match=r"model\.learn_layers is 3, but .* has 2 layers"):
+        planned(model__learn_layers=3)
+
+
 def test_a_layers_activations_are_what_autograd_keeps_of_it(planned, shapes):
     """What two layers more add, a token: width 32 in two heads, inner width 64."""
 
