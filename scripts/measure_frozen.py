@@ -1,9 +1,9 @@
 """A PPO step in which 8 of SmolLM2's 30 layers learn against one in which all do, side by side.
 
 Two processes hold a run each (own critic, reference, 4 epochs, float32) and take turns, so that
-both see the same machine. Printed and pasted into docs/performance.md: seconds and processor seconds of
-the step and of its training part, and the peak memory of each process from its models on. Exits 1
-if a ratio falls short of what docs/performance.md promises.
+both see the same machine. Printed, and with --write pasted into docs/performance.md: seconds and
+processor seconds of the step and of its training part, and the peak memory of each process from its
+models on. Exits 1 if the second is not 2.5 times as fast, or takes more than 60% of the memory.
 """
 
 import argparse

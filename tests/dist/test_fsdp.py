@@ -326,6 +326,11 @@ RUNS = {
         "kl__in_loss": {"coef": 0.1, "estimator": "full"},
     },
     "shared layers": {"launch__tensor_parallel": 2, "train__eval_every": 2},
+    "frozen layers": {
+        "model__learn_layers": 1,
+        "kl__in_loss": {"coef": 0.1, "estimator": "full"},
+        "kl__refresh_reference_every": 1,
+    },
 }
 
 

@@ -102,6 +102,7 @@ IN_THREE = {
         "kl__refresh_reference_every": 2,
     },
     "gspo, reused": {"actor__update": {"kind": "gspo"}, "rollout__reuse_log_probs": True},
+    "frozen layers": {"model__learn_layers": 1, "kl__refresh_reference_every": 1},
 }
 
 

@@ -1,4 +1,4 @@
-"""Whole runs in which only some layers learn: what is saved, and that they go on to the same bits."""
+"""Whole runs in which some layers learn: what is saved, and that they go on to the same bits."""
 
 import shutil
 from pathlib import Path
@@ -120,5 +120,5 @@ def test_layers_of_another_base_are_refused(finished, tmp_path):
     with torch.no_grad():
         model.model.embed_tokens.weight += 1
     model.save_pretrained(tmp_path / "moved" / "base")
-    with pytest.raises(UserError, match="no longer the model that the layers in .* were trained"):
+    with pytest.raises(UserError, match=r"no longer the model that the layers in .* were trained"):
         api.export(run, tmp_path / "out")

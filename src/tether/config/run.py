@@ -79,8 +79,7 @@ class LoraSection(Section):
     alpha: PositiveFloat = 32.0
     """the adapter's output is multiplied by alpha / rank"""
     targets: Annotated[list[str], Field(min_length=1)] | None = None
-    """linear layers with an adapter, by the end of their names, such as q_proj; default: all that
-    learn, below the head"""
+    """ends of names of linear layers with an adapter, such as q_proj; default: all that learn"""
 
 
 class ModelSection(Section):

@@ -215,9 +215,9 @@ class FrozenReference:
         if self.own_names is None:
             self.policy.model.load_state_dict(actor.model.state_dict())
             return
-        weights, learnt = dict(self.policy.model.named_parameters()), actor.model.state_dict()
+        own, learnt = self.policy.model.state_dict(), actor.model.state_dict()
         for name in self.own_names:
-            weights[name].copy_(learnt[name])
+            own[name].copy_(learnt[name])
 
     def networks(self) -> list[Network]:
         """Return the model."""
