@@ -247,8 +247,8 @@ class Config(RunConfig):
         for field in ADAM_FIELDS:
             if getattr(self.actor, field) != getattr(unset, field):
                 raise ValueError(
-                    f"actor.{field} does not go with actor.update.kind {update.kind}, whose step is not "
-                    f"Adam's; leave it out, or write critic.{field} for the critic"
+                    f"actor.{field} does not go with actor.update.kind {update.kind}, whose step "
+                    f"is not Adam's; leave it out, or write critic.{field} for the critic"
                 )
         if self.model.dtype == TOO_COARSE_TO_LEARN:
             raise ValueError(
