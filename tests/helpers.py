@@ -203,13 +203,16 @@ def response(rollout: Rollout, row: int) -> list[int]:
     return rollout.response_ids[row, : rollout.response_lengths[row]].tolist()
 
 
-def made_experience(roles, rows: int = 7, seed: int = 0, unscored: tuple[int, ...] = ()):
+def made_experience(
+    roles, rows: int = 7, seed: int = 0, unscored: tuple[int, ...] = (), pairs: list | None = None
+):
     """Random rows of different lengths with holes in their masks, in the actor's own float type.
 
-    Old log-probs lie so far from the actor's that some ratios are clipped on either side.
+    Old log-probs lie so far from the actor's that some ratios are clipped on either side. `pairs`
+    are (prompt ids, response ids) in place of random ones.
     """
     generator = torch.Generator().manual_seed(seed)
-    pairs = [
+    pairs = pairs or [
         (
             torch.randint(0, 250, (2 + row % 3,), generator=generator).tolist(),
             torch.randint(0, 250, (1 + 2 * row % 7,), generator=generator).tolist(),

@@ -99,6 +99,7 @@ class Sequences:
     response_lengths: Int[Tensor, " rows"]
     lower_states: Float[Tensor, "rows length width"] | None = None
     lower_layers: int = 0
+    share_prompts: bool = False  # rows may be packed as in data/shared_prompts.py
 
     @property
     def width(self) -> int:
@@ -118,7 +119,12 @@ class Sequences:
         length = int((prompt_lengths + response_lengths).max())
         lower = None if self.lower_states is None else self.lower_states[rows, :length]
         return Sequences(
-            self.ids[rows, :length], prompt_lengths, response_lengths, lower, self.lower_layers
+            ids=self.ids[rows, :length],
+            prompt_lengths=prompt_lengths,
+            response_lengths=response_lengths,
+            lower_states=lower,
+            lower_layers=self.lower_layers,
+            share_prompts=self.share_prompts,
         )
 
     def from_ids(self) -> "Sequences":

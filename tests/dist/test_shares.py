@@ -1,5 +1,7 @@
 """Who does what: every row once, and about the same for all."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import sequences_of
@@ -66,6 +68,21 @@ def test_every_process_has_as_many_microbatches_and_each_row_counts_once(as_repl
         assert all(part.rows.tolist() == [1] for part in parts if part.idle)  # the shortest
     assert len(set(counts)) == 1
     assert sorted(counted) == [0, 1, 2, 3]
+
+
+def test_rows_of_a_prompt_go_to_one_process_where_prompts_are_shared(as_replica):
+    """Prompts of 60 and 50 tokens with four rows each: 60 + 4 x 5 here, 50 + 4 x 5 there."""
+    rows = [([n] * n, [1] * 5) for n in (60, 50, 60, 50, 60, 50, 60, 50)]
+    sequences = replace(sequences_of(rows), share_prompts=True)
+    found = []
+    for rank in range(2):
+        as_replica(rank, 2)
+        found.append([part.rows.tolist() for part in own_microbatches(sequences, max_tokens=100)])
+    assert found == [[[0, 2, 4, 6]], [[1, 3, 5, 7]]]
+    for rank in range(8):  # of eight, each is done sooner with a row of its own
+        as_replica(rank, 8)
+        (part,) = own_microbatches(sequences, max_tokens=500)
+        assert len(part.rows) == 1 and not part.idle
 
 
 def rollout(prompts: list[list[int]], responses: list[list[int]], calls=()) -> Rollout:

@@ -153,8 +153,10 @@ class CriticSection(Section):
     """passes over the rows of an iteration; default: the actor's"""
     minibatch_rows: PositiveInt | None = None
     """rows of one optimizer step; default: the actor's"""
+    shuffle: Literal["rows", "prompts"] | None = None
+    """what minibatches are drawn from: rows, or prompts with all their rows; default: the actor's"""
     microbatch_tokens: PositiveInt = 4096
-    """padded tokens per backward pass; changes memory, and results only by rounding"""
+    """tokens per backward pass, with padding; changes memory, and results only by rounding"""
     clip: PositiveFloat | None = 0.2
     """how far a value may move from the old one before its loss is flat; null = no clip"""
     max_grad_norm: PositiveFloat = 1.0
@@ -402,8 +404,10 @@ class ActorSection(Section):
     """passes over the rows of an iteration"""
     minibatch_rows: PositiveInt = 64
     """rows of one optimizer step"""
+    shuffle: Literal["rows", "prompts"] = "rows"
+    """what minibatches are drawn from: rows, or prompts with all their rows"""
     microbatch_tokens: PositiveInt = 4096
-    """padded tokens per backward pass; changes memory, and results only by rounding"""
+    """tokens per backward pass, with padding; changes memory, and results only by rounding"""
     entropy_coef: NonNegativeFloat = 0.0
     """weight of the entropy bonus"""
     max_grad_norm: PositiveFloat = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -62,6 +62,11 @@ class Config(RunConfig):
     def rows(self) -> int:
         """Return the number of sampled responses per iteration."""
         return self.rollout.prompts * self.rollout.samples_per_prompt
+
+    @cached_property
+    def shares_prompts(self) -> bool:
+        """Return whether prompts have rows that may share them, if the models' layers allow it."""
+        return self.model.share_prompts and self.rollout.samples_per_prompt > 1
 
     @cached_property
     def has_critic(self) -> bool:
@@ -125,6 +130,12 @@ class Config(RunConfig):
     def critic_minibatch_rows(self) -> int:
         return self.critic.minibatch_rows or self.actor.minibatch_rows
 
+    def rows_together(self, role: Literal["actor", "critic"]) -> int:
+        """Return how many neighbouring rows always share a minibatch."""
+        own = self.critic.shuffle if role == "critic" else None
+        drawn = own or self.actor.shuffle
+        return self.rollout.samples_per_prompt if drawn == "prompts" else 1
+
     @model_validator(mode="after")
     def _minibatches_fit(self) -> Config:
         for name, section in (("critic", self.critic), ("actor", self.actor)):
@@ -133,6 +144,18 @@ class Config(RunConfig):
                     f"{name}.minibatch_rows is {section.minibatch_rows}, but an iteration has only "
                     f"{self.rollout.prompts} prompts x {self.rollout.samples_per_prompt} samples "
                     f"= {self.rows} rows; write at most {self.rows}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _minibatches_hold_whole_prompts(self) -> Config:
+        sizes = {"actor": self.actor.minibatch_rows, "critic": self.critic_minibatch_rows}
+        for role in ("actor", "critic"):
+            together = self.rows_together(role)
+            if sizes[role] % together and (role == "actor" or self.has_critic):
+                raise ValueError(
+                    f"{role}.minibatch_rows is {sizes[role]}, but {role}.shuffle prompts keeps the "
+                    f"{together} rows of a prompt together; write a multiple of {together}"
                 )
         return self
 

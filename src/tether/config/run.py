@@ -101,6 +101,8 @@ class ModelSection(Section):
     """number format of the critic's weights"""
     gradient_checkpointing: bool = False
     """store one state per layer and recompute the rest in the backward pass: slower, less memory"""
+    share_prompts: bool = True
+    """compute a prompt once for all of its rows in a microbatch, where that saves enough tokens"""
     lora: LoraSection | None = None
     """train an adapter on the actor; its base, without the adapter, is then the reference"""
     critic_lora: LoraSection | None = None

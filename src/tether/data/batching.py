@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tether.data.shared_prompts import count_tokens, packed_groups, packed_microbatches
 from tether.dist.world import world
 from tether.types import Rollout, Sequences
 
@@ -87,7 +88,7 @@ def _widen(parts: list[Tensor], left: bool = False) -> Tensor:
     return torch.cat([pad(part, side) for part, side in zip(parts, sides, strict=True)])
 
 
-def join(rollout: Rollout) -> Sequences:
+def join(rollout: Rollout, share_prompts: bool = False) -> Sequences:
     """Join each prompt and its response without a gap, right-padded.
 
     prompt_ids     . . p p      response_ids   r r .      ->   p p r r . .
@@ -100,7 +101,8 @@ def join(rollout: Rollout) -> Sequences:
     columns = torch.arange(int(lengths.max()), device=padded.device)
     source = (columns + shift[:, None]).clamp(max=prompt_width + response_width - 1)
     ids = torch.where(columns < lengths[:, None], padded.gather(1, source), 0)
-    return Sequences(ids, rollout.prompt_lengths, rollout.response_lengths)
+    lengths = rollout.prompt_lengths, rollout.response_lengths
+    return Sequences(ids, *lengths, share_prompts=share_prompts)
 
 
 def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
@@ -143,12 +145,20 @@ def own_microbatches(
 
 
 def _shares(sequences: Sequences) -> list[Int[Tensor, " some"]]:
-    """Return the row numbers of every process."""
-    costs = (sequences.prompt_lengths + sequences.response_lengths).tolist()
-    return [
-        torch.tensor(rows, dtype=torch.long, device=sequences.ids.device)
-        for rows in balance(costs, world().replicas)
-    ]
+    """Return the row numbers of every process: those of a prompt together, if that is less work
+    for the process with the most."""
+    processes = world().replicas
+    lengths = (sequences.prompt_lengths + sequences.response_lengths).tolist()
+    found = balance(lengths, processes)
+    groups = packed_groups(sequences)
+    if groups is not None:
+        costs = [count_tokens(sequences, [group]) for group in groups]
+        costs = [count.tokens - count.saved for count in costs]
+        shares = balance(costs, processes)
+        most = max(sum(lengths[row] for row in rows) for rows in found)
+        if max(sum(costs[number] for number in share) for share in shares) < most:
+            found = [sorted(row for number in share for row in groups[number]) for share in shares]
+    return [torch.tensor(x, dtype=torch.long, device=sequences.ids.device) for x in found]
 
 
 def microbatches(
@@ -157,8 +167,13 @@ def microbatches(
     """Return row numbers in groups of at most `max_tokens` padded tokens and at most `max_cells`
     response tokens, with rows of similar length together.
 
-    A single row longer than that is a group of its own. Depends on lengths only.
+    A single row longer than that is a group of its own. Where rows share prompts, those of a prompt
+    are together, and its tokens count once. Depends on prompts and lengths only.
     """
+    packed = packed_groups(sequences)
+    if packed is not None:
+        parts = packed_microbatches(sequences, packed, max_tokens, max_cells)
+        return [torch.tensor(part, device=sequences.ids.device) for part in parts]
     responses = sequences.response_lengths.tolist()
     lengths = (sequences.prompt_lengths + sequences.response_lengths).tolist()
     groups: list[list[int]] = []

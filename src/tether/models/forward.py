@@ -5,7 +5,7 @@ write prompts into a key-value cache and continue from it, by any number of toke
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -18,9 +18,11 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.data.batching import own_microbatches
+from tether.data.shared_prompts import pack, packed_layout
 from tether.dist.collectives import all_reduce_sum
 from tether.dist.fsdp import release_gathered
 from tether.models.kv_cache import SlotCache
+from tether.models.prompt_attention import KEYWORD, PackedPrompts
 from tether.types import Sequences
 
 
@@ -52,6 +54,10 @@ def states_before_tokens(
     value is the value before that token. State `response_lengths[row]` has seen the whole
     response. Later states repeat the last one and are not used.
     """
+    layout = packed_layout(sequences)
+    if layout is not None:
+        packed = PackedPrompts(layout, cast(PreTrainedModel, trunk).config)
+        return packed.states_before_tokens(packed_states(trunk, sequences, packed))
     hidden = all_states(trunk, sequences.ids, sequences.lower_states, sequences.lower_layers)
     columns = torch.arange(sequences.width + 1, device=hidden.device)
     source = (sequences.prompt_lengths[:, None] - 1 + columns).clamp(max=hidden.shape[1] - 1)
@@ -68,12 +74,23 @@ def all_states(
 
     With `lower_states`, what the first `lower_layers` layers gave, these are not run again.
     """
+    return _call_trunk(trunk, ids, lower_states, lower_layers)
+
+
+def _call_trunk(
+    trunk: nn.Module,
+    ids: Int[Tensor, "rows length"],
+    lower_states: Float[Tensor, "rows length width"] | None,
+    lower_layers: int,
+    **inputs: object,
+) -> Float[Tensor, "rows length width"]:
+    """Run the trunk on ids, or its upper layers on lower states."""
     if lower_states is None:
         with _recomputing(trunk):
-            return trunk(input_ids=ids, use_cache=False).last_hidden_state
+            return trunk(input_ids=ids, use_cache=False, **inputs).last_hidden_state
     resume = _Resume(lower_states)
     with _recomputing(trunk), _replaced_layers(trunk, range(lower_layers), resume):
-        return trunk(inputs_embeds=lower_states, use_cache=False).last_hidden_state
+        return trunk(inputs_embeds=lower_states, use_cache=False, **inputs).last_hidden_state
 
 
 @torch.no_grad()
@@ -143,6 +160,11 @@ class AbsentLayers(nn.Module):
         raise RuntimeError("this network has no lower layers; give it `Sequences.lower_states`")
 
 
+def lacks_layers(trunk: nn.Module) -> bool:
+    """Tell whether the trunk can only start from lower states."""
+    return any(isinstance(module, AbsentLayers) for module in trunk.modules())
+
+
 @torch.no_grad()
 def resumes_above(trunk: nn.Module, lower_layers: int) -> bool:
     """Tell whether a pass from lower states gives what a whole pass gives."""
@@ -177,6 +199,57 @@ def weights_above_layers(trunk: nn.Module) -> list[nn.Parameter]:
     return [weight for weight, slope in zip(outside, slopes, strict=True) if slope is not None]
 
 
+def packed_states(
+    trunk: nn.Module, sequences: Sequences, packed: PackedPrompts
+) -> Float[Tensor, "1 tokens width"]:
+    """Return the state after each token of the line that these rows are packed into."""
+    layout, lower = packed.layout, sequences.lower_states
+    line = layout.rows, layout.columns
+    # A mask of four dimensions goes to the attention as it is; without one, transformers would
+    # make its own from the positions. This one is not read.
+    unused = torch.zeros(1, 1, 1, 1, device=sequences.ids.device)
+    with packed.attention():
+        return _call_trunk(
+            trunk,
+            sequences.ids[line][None],
+            None if lower is None else lower[line][None],
+            sequences.lower_layers,
+            position_ids=layout.columns[None],
+            attention_mask=unused,
+            **{KEYWORD: packed},
+        )
+
+
+@torch.no_grad()
+def can_pack_prompts(trunk: PreTrainedModel, longest_row: int) -> bool:
+    """Tell whether this trunk gives packed rows the states that it gives them alone.
+
+    Not those whose tokens depend on their neighbours by more than transformers' `sdpa` attention
+    and their position: ALiBi, recurrent layers, windows shorter than the longest row.
+    """
+    if not has_packable_attention(trunk, longest_row):
+        return False
+    ids = torch.tensor([[0, 1, 2, 1, 2, 0], [0, 1, 2, 0, 1, 0]], device=trunk.device)
+    prompts, responses = [3, 3], [3, 2]
+    layout = pack([[0, 1]], prompt_lengths=prompts, response_lengths=responses).to(ids.device)
+    rows = Sequences(ids, torch.tensor(prompts).to(ids), torch.tensor(responses).to(ids))
+    try:
+        found = packed_states(trunk, rows, PackedPrompts(layout, trunk.config))[0]
+    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
+        return False  # an architecture that refuses positions, or such a mask
+    alone = all_states(trunk, ids)[layout.rows, layout.columns]
+    rounding = 0.05 if trunk.dtype == torch.bfloat16 else 1e-3
+    return bool((found - alone).abs().max() <= rounding * alone.abs().max())
+
+
+def has_packable_attention(model: PreTrainedModel, longest_row: int) -> bool:
+    """Tell from a model's config alone whether its attention reaches over a whole row."""
+    config = model.config
+    reaches = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    reach = min((reach for reach in reaches if reach is not None), default=longest_row)
+    return config._attn_implementation == "sdpa" and reach >= longest_row
+
+
 @torch.no_grad()
 def logits_come_from_head(model: PreTrainedModel) -> bool:
     """Tell whether the model's logits are its output head over its states, and nothing more."""
@@ -203,11 +276,13 @@ def _checkpointed(function: partial, *states: object) -> object:
     OPT and Falcon apply dropout by the mode of the layer itself.
     """
     layer = cast(Any, function.func).__self__
+    packed: PackedPrompts | None = function.keywords.get(KEYWORD)
 
     def run(*states: object) -> object:
         before, layer.training = layer.training, False
         try:
-            return function(*states)
+            with packed.attention() if packed is not None else nullcontext():
+                return function(*states)
         finally:
             layer.training = before
 

@@ -34,13 +34,14 @@ def operations(d: Demand) -> list[Cost]:
              f"{si(sampled)} tokens"),
     ]  # fmt: skip
     read = sum(size.passed for size in _forward_roles(d)) + _lower(d)
-    because = f"2 x {si(read)} x {si(d.tokens)} tokens"
-    found.append(Cost("forward passes", FORWARD * read * d.tokens, because))
+    tokens = d.computed_tokens(d.forward_batch)
+    because = f"2 x {si(read)} x {si(tokens)} tokens"
+    found.append(Cost("forward passes", FORWARD * read * tokens, because))
     for role in reversed(d.learners):
-        passes = _passes(d, role)
+        passes, tokens = _passes(d, role), d.computed_tokens(d.microbatch(role))
         per_token, because = _operations_of_learning(d, d.learners[role])
-        because = f"{because} x {si(d.tokens)} tokens x {passes:g}"
-        found.append(Cost(f"{role} update", per_token * d.tokens * passes, because))
+        because = f"{because} x {si(tokens)} tokens x {passes:g}"
+        found.append(Cost(f"{role} update", per_token * tokens * passes, because))
     return found
 
 

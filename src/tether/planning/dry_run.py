@@ -17,9 +17,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, PreTrainedModel
 
-from tether.models.forward import all_states
+from tether.data.shared_prompts import PackedLayout, pack
+from tether.models.forward import all_states, packed_states
+from tether.models.prompt_attention import PackedPrompts
 from tether.models.token_log_probs import FusedLogProbs, Head, max_cached_cells
 from tether.support.memory import allocated_bytes
+from tether.types import Sequences
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,19 @@ class Batch:
     rows: int
     length: int
     response: int
+    prompts: int | None = None  # that are computed once each, where the rows are packed
 
     @property
     def tokens(self) -> int:
         """Tokens of the microbatch, padding included."""
-        return self.rows * self.length
+        prompts = self.rows if self.prompts is None else self.prompts
+        return prompts * (self.length - self.response) + self.rows * self.response
+
+    @property
+    def text(self) -> str:
+        """The batch in words."""
+        rows = f"{self.rows} rows of {self.length} tokens"
+        return rows if self.prompts is None else f"{rows}, {self.prompts} prompts"
 
 
 @dataclass(frozen=True)
@@ -83,22 +94,40 @@ def _drop_gradient(weight: Tensor) -> None:
     weight.grad = None
 
 
+def _lower_states(model: HeadedTrunk, batch: Batch) -> Float[Tensor, "rows length width"] | None:
+    """Return what a pass starts from where lower layers are frozen."""
+    if not model.lower_layers:
+        return None
+    shape = (batch.rows, batch.length, model.trunk.config.hidden_size)
+    return torch.zeros(shape, dtype=model.trunk.dtype)
+
+
 def _forward(model: HeadedTrunk, batch: Batch) -> Float[Tensor, ""]:
     """Do what an update does with a microbatch, as far as it takes memory."""
     ids = torch.zeros(batch.rows, batch.length, dtype=torch.long)
-    lower_states = None
-    if model.lower_layers:
-        shape = (batch.rows, batch.length, model.trunk.config.hidden_size)
-        lower_states = torch.zeros(shape, dtype=model.trunk.dtype)
-    hidden = all_states(model.trunk, ids, lower_states, model.lower_layers)
-    source = torch.zeros(batch.rows, batch.response + 1, 1, dtype=torch.long)
-    states = hidden.gather(1, source.expand(-1, -1, hidden.shape[2]))
+    lengths = torch.zeros(batch.rows, dtype=torch.long)
+    sequences = Sequences(ids, lengths, lengths, _lower_states(model, batch), model.lower_layers)
+    if batch.prompts is None:
+        hidden = all_states(model.trunk, ids, sequences.lower_states, model.lower_layers)
+        source = torch.zeros(batch.rows, batch.response + 1, 1, dtype=torch.long)
+        states = hidden.gather(1, source.expand(-1, -1, hidden.shape[2]))
+    else:
+        packed = PackedPrompts(_layout(batch).to("meta"), model.trunk.config)
+        states = packed.states_before_tokens(packed_states(model.trunk, sequences, packed))
     found = torch.zeros(())
     if model.value is not None:
         found = found + model.value(states).sum()
     if model.policy is not None:
         found = found + _log_probs(model.policy, states[:, :-1].flatten(0, 1)).sum()
     return found
+
+
+def _layout(batch: Batch) -> PackedLayout:
+    """Give every prompt about as many of the rows."""
+    assert batch.prompts is not None
+    groups = [list(range(batch.rows))[start :: batch.prompts] for start in range(batch.prompts)]
+    prompt = batch.length - batch.response
+    return pack(groups, [prompt] * batch.rows, [batch.response] * batch.rows)
 
 
 def _log_probs(head: Head, states: Float[Tensor, "cells width"]) -> Float[Tensor, " cells"]:
@@ -171,12 +200,21 @@ def _fused_attention(
     query: Float[Tensor, "rows heads length width"],
     key: Float[Tensor, "rows groups length width"],
     value: Float[Tensor, "rows groups length width"],
-    attention_mask: None,
+    attention_mask: Tensor | None,
+    packed_prompts: PackedPrompts | None = None,
     **ignored: object,
 ) -> tuple[Float[Tensor, "rows length heads width"], None]:
+    if packed_prompts is not None:
+        return packed_prompts.attend(query, key, value, None, _fused), None
+    return _fused(query, key, value, None, None).transpose(1, 2).contiguous(), None
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    found, _ = fused(query, key, value, 0.0, True)
-    return found.transpose(1, 2).contiguous(), None
+    found, _ = fused(query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale)
+    return found
 
 
 FUSED = "tether_dry_run"

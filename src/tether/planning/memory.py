@@ -119,7 +119,7 @@ def _buffer(d: Demand) -> list[Part]:
     """The `ProbabilityBuffer` that is kept on a CPU from one actor's microbatch to the next."""
     if d.device != "cpu":
         return []
-    head, batch = output_head(d.networks.actor), d.microbatch("actor")
+    head, batch = output_head(d.networks.actor), d.packed_microbatch("actor")
     cells = min(batch.rows * batch.response, max_cached_cells(head))
     size = cells * head.out_features * _float_bytes(d)
     return [Part("probability buffer", size, f"{cells} x {head.out_features} of the actor's")]
@@ -181,19 +181,20 @@ def _forward(d: Demand) -> Part:
     if n.reward is not None:
         models.append(HeadedTrunk(trunk(n.reward), d.device))
     peak = max(forward_peak(model, batch) for model in models)
-    return Part("forward pass", peak, f"{batch.rows} rows of {batch.length} tokens")
+    return Part("forward pass", peak, batch.text)
 
 
 def _learning(d: Demand, role: Learner) -> list[Part]:
     """Gradients, and what else is held at the peak of the backward passes."""
-    size, batch, backwards = d.learners[role], d.microbatch(role), d.microbatches(role)
+    # Rows that are drawn one by one may meet all the same, and packed ones take more.
+    size, batch, backwards = d.learners[role], d.packed_microbatch(role), d.microbatches(role)
     whole = d.shards * d.layer_ways == 1
     peak = partial(backward_peak, _learner(d, role), batch, backwards)
     # Gradients of whole weights grow while activations are freed, so their peak is found together;
     # those of sharded ones are reduced layer by layer.
     gradients = d.held(size.learning_bytes, size.linear_learning_bytes)
     activations = peak(keep_gradients=whole) - (gradients if whole else 0)
-    because = f"{batch.rows} rows of {batch.length} tokens, {backwards} per step"
+    because = f"{batch.text}, {backwards} per step"
     return [
         Part(f"{role}'s gradients", gradients, f"{si(size.learning)} that learn{_divided(d)}"),
         *_whole_layers(d, learn=True),

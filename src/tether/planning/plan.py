@@ -10,6 +10,7 @@ from tether.config import Config
 from tether.dist.environment import launched_size
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.errors import UserError
+from tether.models.forward import has_packable_attention
 from tether.planning.cost import Cost, memory_bandwidth, operations, sent
 from tether.planning.machine import UNKNOWN, Machine
 from tether.planning.memory import Memory, Part, Phase, plan_memory
@@ -33,6 +34,7 @@ class Plan:
     notes: tuple[str, ...] = ()  # what could not be checked; departures from a paper
     tried: tuple[Trial, ...] = ()  # what the reward gave for a few rows
     machine: Machine | None = None  # the one that `tether check` runs on
+    share_prompts: bool | None = None  # whether the loaded models can; None where none are
 
     def __repr__(self) -> str:
         """The run in a line; the rest is in `lines()`, `memory_lines()` and `time_lines()`."""
@@ -53,7 +55,17 @@ class Plan:
             longest_prompt=self.longest_prompt,
             workers=self.config.launch.num_workers or launched_size(),
             device=pick_device(device).type if device == "auto" else device.partition(":")[0],
+            share_prompts=self._can_share_prompts(),
         )
+
+    def _can_share_prompts(self) -> bool:
+        """Tell whether rows may share prompts: as the loaded models do, else from their configs."""
+        if self.share_prompts is not None or not self.config.shares_prompts:
+            return bool(self.share_prompts)
+        n = self.networks
+        models = [n.actor, n.reference, None if n.critic is None else n.critic.trunk]
+        longest = self.longest_prompt + self.config.rollout.max_response_tokens
+        return all(has_packable_attention(model, longest) for model in models if model is not None)
 
     @property
     def actor(self) -> Size:
@@ -128,6 +140,7 @@ class Plan:
                 f"{self.longest_prompt} prompt + {longest} response",
             ),
             *self._turns(),
+            *self._shared_prompts(),
             ("held-out prompts", f"{evaluated}", f"of {self.heldout_prompts}"),
             ("parameters", si(self.actor.parameters), self._roles()),
             (
@@ -216,6 +229,22 @@ class Plan:
         most = f"with {who}; at most {rollout.max_observation_tokens} tokens per observation"
         return [("turns per row", f"{rollout.max_turns}", most)]
 
+    def _shared_prompts(self) -> list[Line]:
+        """Tell in which passes a prompt is computed once for all of its rows."""
+        d = self.demand
+        batches = {"forward passes": d.forward_batch}
+        batches |= {f"{role} update": d.microbatch(role) for role in d.learners}
+        saved = {
+            when: f"{1 - batch.tokens / (batch.rows * batch.length):.0%}"
+            for when, batch in batches.items()
+            if batch.prompts is not None
+        }
+        if not saved:
+            return []
+        samples = self.config.rollout.samples_per_prompt
+        where = ", ".join(f"{when} {share}" for when, share in saved.items())
+        return [("prompts computed once", f"for {samples} rows", f"tokens saved: {where}")]
+
     def _roles(self) -> str:
         actor, critic, reference = self.actor, self.critic, self.reference
         whose = "actor"
@@ -236,6 +265,7 @@ def make_plan(config: Config, roles: Roles) -> Plan:
         train_prompts=len(roles.train_prompts),
         heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
         notes=tuple(config.departures),
+        share_prompts=roles.share_prompts,
     )
     check_layers_divide(config, plan.networks)
     return plan

@@ -16,6 +16,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.config import Config, LoraSection
+from tether.data.shared_prompts import TokenCount
 from tether.models.critic import Critic
 from tether.models.forward import layer_stack, output_head, recompute_in_backward, trunk
 from tether.models.frozen_layers import upper_copy
@@ -165,6 +166,7 @@ class Demand:
     longest_prompt: int
     workers: int  # processes
     device: str  # its kind
+    share_prompts: bool = False  # where that saves enough
 
     @cached_property
     def actor(self) -> Size:
@@ -255,12 +257,22 @@ class Demand:
     def microbatch(self, role: Learner) -> Batch:
         """Return a process's largest microbatch, as `data.batching.microbatches` makes them."""
         c = self.config
+        whole = self.step_rows(role) >= c.rows  # all rows are in every minibatch
+        samples = c.rollout.samples_per_prompt
+        return self._microbatch(role, samples if whole else c.rows_together(role))
+
+    def packed_microbatch(self, role: Learner) -> Batch:
+        """Return the same for a minibatch in which all rows of its prompts are by chance."""
+        return self._microbatch(role, self.config.rollout.samples_per_prompt)
+
+    def _microbatch(self, role: Learner, together: int) -> Batch:
+        c = self.config
         rows = math.ceil(self.step_rows(role) / self.replicas)
         if role == "critic":
-            return self._batch(rows, c.critic.microbatch_tokens)
+            return self._batch(rows, c.critic.microbatch_tokens, together)
         cells = max_cached_cells(output_head(self.networks.actor))
         rows = min(rows, max(1, cells // c.rollout.max_response_tokens))
-        return self._batch(rows, c.actor.microbatch_tokens)
+        return self._batch(rows, c.actor.microbatch_tokens, together)
 
     def microbatches(self, role: Learner) -> int:
         """Return the backward passes of a process before a step."""
@@ -270,17 +282,33 @@ class Demand:
     @property
     def forward_batch(self) -> Batch:
         """The largest batch of a forward pass without gradients."""
-        rows = math.ceil(self.config.rows / self.replicas)
-        return self._batch(rows, self.config.actor.microbatch_tokens)
+        c = self.config
+        rows = math.ceil(c.rows / self.replicas)
+        return self._batch(rows, c.actor.microbatch_tokens, c.rollout.samples_per_prompt)
 
     @property
     def forward_batches(self) -> int:
         """Batches of such a pass over a process's rows."""
         return math.ceil(math.ceil(self.config.rows / self.replicas) / self.forward_batch.rows)
 
-    def _batch(self, rows: int, tokens: int) -> Batch:
-        rows = max(1, min(rows, tokens // self.longest_row))
-        return Batch(rows, self.longest_row, self.config.rollout.max_response_tokens)
+    def _batch(self, rows: int, tokens: int, together: int) -> Batch:
+        """Return the largest batch, given how many rows of a prompt are side by side."""
+        longest, response = self.longest_row, self.config.rollout.max_response_tokens
+        plain = Batch(max(1, min(rows, tokens // longest)), longest, response)
+        if not self.share_prompts:
+            return plain
+        room = (tokens - self.longest_prompt) // response  # for responses to one prompt
+        together = max(1, min(together, rows, room))
+        each = self.longest_prompt + together * response
+        prompts = max(1, min(rows // together, tokens // each))
+        count = TokenCount()
+        for row in range(prompts * together):
+            count = count.with_row(row // together, self.longest_prompt, response)
+        return Batch(count.rows, longest, response, prompts) if count.is_packed else plain
+
+    def computed_tokens(self, batch: Batch) -> int:
+        """Return the tokens of a pass over an iteration's rows in such batches."""
+        return self.tokens * batch.tokens // (batch.rows * batch.length)
 
     @property
     def sampled_rows(self) -> int:

@@ -67,7 +67,7 @@ def run_iteration(
     clock.lap("reward")
 
     # Forward passes before any update: actor, critic and reference on every sampled token.
-    sequences = roles.actor.with_lower_states(join(rollout))
+    sequences = roles.actor.with_lower_states(join(rollout, roles.share_prompts))
     old_log_probs, values, values_after = old_log_probs_and_values(
         rollout, sequences, mask, roles, config
     )

@@ -16,7 +16,12 @@ from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device
 from tether.errors import UserError
 from tether.models.critic import Critic, NoCritic, ValueFunction
-from tether.models.forward import recompute_in_backward, trunk
+from tether.models.forward import (
+    can_pack_prompts,
+    lacks_layers,
+    recompute_in_backward,
+    trunk,
+)
 from tether.models.frozen_layers import freeze_other_layers, refuse_unsplittable, upper_copy
 from tether.models.loading import load_causal_lm, load_trunk
 from tether.models.locate import find_model
@@ -58,6 +63,7 @@ class Roles:
     reward: Scorer
     actor_optimizer: Optimizer
     critic_optimizer: Optimizer | None
+    share_prompts: bool  # training passes may compute a prompt once for all of its rows
     broken: list[str]  # rows of data and of corpora that were left out, and why
     day: datetime.date | None = None  # the date that the chat template is given, if it asks
 
@@ -90,6 +96,7 @@ def build_roles(
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, actor, layers, scorer.units(), device)
     reference = _build_reference(config, actor, device)
+    share_prompts = _may_share_prompts(config, train_prompts, model, critic, reference)
     _make_ready_to_learn(model, config.model.lora, config, "actor", layers)
     if config.launch.tensor_parallel > 1:
         refuse_unshareable(model.config, config.launch.tensor_parallel)
@@ -110,6 +117,7 @@ def build_roles(
         reward=scorer,
         actor_optimizer=_build_actor_optimizer(config, actor_weights),
         critic_optimizer=_build_critic_optimizer(config, critic),
+        share_prompts=share_prompts,
         broken=[
             *train_prompts.broken,
             *(heldout_prompts.broken if heldout_prompts else []),
@@ -156,6 +164,28 @@ def _make_ready_to_learn(
         add_adapter(model, lora, config.seed, role, layers)
     if config.model.gradient_checkpointing:
         recompute_in_backward(model)
+
+
+def _may_share_prompts(
+    config: Config,
+    prompts: PromptSet,
+    actor: PreTrainedModel,
+    critic: ValueFunction,
+    reference: Reference,
+) -> bool:
+    """Tell whether rows may share prompts: where prompts have several, in all roles or in none."""
+    if not config.shares_prompts:
+        return False
+    rollout = config.rollout
+    longest_row = max(map(len, prompts.prompts.ids)) + rollout.max_response_tokens
+    if rollout.environment is not None:  # the text of its reset follows the prompt
+        longest_row += rollout.max_observation_tokens
+    trunks = [trunk(actor)]
+    for network in (*critic.networks(), *reference.networks()):
+        # A copy of the actor's upper layers packs what the actor packs.
+        whole = isinstance(network.trunk, PreTrainedModel) and not lacks_layers(network.trunk)
+        trunks += [network.trunk] if whole else []
+    return all(can_pack_prompts(trunk, longest_row) for trunk in trunks)
 
 
 def _shard_weights(

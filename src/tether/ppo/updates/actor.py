@@ -87,6 +87,7 @@ def actor_schedule(roles: Roles, config: Config, iteration: int) -> MinibatchSch
         max_response_tokens=config.rollout.max_response_tokens,
         stop_kl=actor.stop_kl,
         max_cells=roles.actor.max_cached_cells,
+        together=config.rows_together("actor"),
     )
 
 

@@ -47,6 +47,7 @@ def critic_schedule(config: Config, iteration: int) -> MinibatchSchedule:
         microbatch_tokens=config.critic.microbatch_tokens,
         aggregation="token_mean",
         max_response_tokens=config.rollout.max_response_tokens,
+        together=config.rows_together("critic"),
     )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from tether.algo.masked import cell_weights
 from tether.algo.random import permutation
 from tether.data.batching import own_microbatches
+from tether.data.shared_prompts import saved_tokens
 from tether.dist.collectives import all_reduce_sum, gather
 from tether.dist.world import world
 from tether.ppo.optimizer import Optimizer
@@ -75,6 +76,7 @@ class MinibatchSchedule:
     max_response_tokens: int
     stop_kl: float | None = None
     max_cells: int | None = None  # response tokens per microbatch
+    together: int = 1  # neighbouring rows that share every minibatch
 
 
 @dataclass
@@ -98,7 +100,16 @@ class OptimizerStep:
             self.minibatch, schedule.microbatch_tokens, schedule.max_cells
         ):
             self.own[batch.counted_rows.cpu()] = True
+            self._record_shared(batch)
             yield batch
+
+    def _record_shared(self, batch: Minibatch) -> None:
+        """Add to the share of the tokens that were not computed, as another row had them."""
+        sequences = batch.sequences
+        if sequences.share_prompts:
+            tokens = (sequences.prompt_lengths + sequences.response_lengths).sum()
+            share = Mean(saved_tokens(sequences), tokens)
+            self.report.meter.record(shared_tokens(self.schedule.role), share)
 
     def add_loss(self, name: str, share: Float[Tensor, ""]) -> None:
         """Add a microbatch's share to a term of the minibatch's loss."""
@@ -158,18 +169,30 @@ def optimizer_steps(
             break
         steps += 1
     report.gather(own)
+    shared = report.meter.metrics.get(shared_tokens(role))
+    if shared is not None and shared.value() == 0:  # the rows had too little in common
+        del report.meter.metrics[shared_tokens(role)]
     report.meter.record(f"{role}/lr", Last(optimizer.adam.param_groups[0]["lr"]))
     report.meter.record(f"{role}/steps", Last(steps))
+
+
+def shared_tokens(role: str) -> str:
+    """Return the name of the metric."""
+    return f"{role}/shared_tokens"
 
 
 def row_slices(rows: int, schedule: MinibatchSchedule) -> Iterator[Int[Tensor, " some"]]:
     """Yield the row numbers of each minibatch: slices of a fresh permutation per epoch.
 
-    Every row is used once per epoch; the last slice of an epoch may be smaller.
+    Every row is used once per epoch; the last slice of an epoch may be smaller. What is permuted
+    are blocks of `schedule.together` rows.
     """
+    together = schedule.together
     for epoch in range(schedule.epochs):
-        order = permutation(rows, schedule.seed, schedule.role, schedule.iteration, epoch)
-        yield from order.split(schedule.minibatch_rows)
+        blocks = rows // together
+        order = permutation(blocks, schedule.seed, schedule.role, schedule.iteration, epoch)
+        in_rows = (order[:, None] * together + torch.arange(together)).flatten()
+        yield from in_rows.split(schedule.minibatch_rows)
 
 
 def make_minibatch(
