@@ -57,7 +57,8 @@ def test_a_packed_prompt_counts_once_and_padding_not_at_all():
     assert (count.tokens, count.saved, count.cells) == (334, 100, 35)
     assert count.computed == 360  # 100 saved are too few
     more = count.with_row(2, 99, 5)  # the second row of the third prompt here
-    assert not more.is_packed and more.saved == 100
+    assert not more.is_packed
+    assert more.saved == 100
     again = TokenCount().with_row(0, 200, 10).with_row(0, 200, 20)
     assert again.computed == 230
 

@@ -82,7 +82,7 @@ def test_rows_of_a_prompt_go_to_one_process_where_prompts_are_shared(as_replica)
     for rank in range(8):  # of eight, each is done sooner with a row of its own
         as_replica(rank, 8)
         (part,) = own_microbatches(sequences, max_tokens=500)
-        assert len(part.rows) == 1 and not part.idle
+        assert (len(part.rows), part.idle) == (1, False)
 
 
 def rollout(prompts: list[list[int]], responses: list[list[int]], calls=()) -> Rollout:

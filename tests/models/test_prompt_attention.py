@@ -7,9 +7,9 @@ import torch
 from helpers import sequences_of, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models.families import FAMILIES, make_family
 from transformers import BloomConfig, BloomForCausalLM, OPTConfig, OPTForCausalLM
 
+from models.families import FAMILIES, make_family
 from tether.config import LoraSection
 from tether.data import shared_prompts
 from tether.models.forward import (

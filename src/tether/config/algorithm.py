@@ -154,7 +154,7 @@ class CriticSection(Section):
     minibatch_rows: PositiveInt | None = None
     """rows of one optimizer step; default: the actor's"""
     shuffle: Literal["rows", "prompts"] | None = None
-    """what minibatches are drawn from: rows, or prompts with all their rows; default: the actor's"""
+    """minibatches of any rows, or of prompts with all their rows; default: as the actor"""
     microbatch_tokens: PositiveInt = 4096
     """tokens per backward pass, with padding; changes memory, and results only by rounding"""
     clip: PositiveFloat | None = 0.2
@@ -405,7 +405,7 @@ class ActorSection(Section):
     minibatch_rows: PositiveInt = 64
     """rows of one optimizer step"""
     shuffle: Literal["rows", "prompts"] = "rows"
-    """what minibatches are drawn from: rows, or prompts with all their rows"""
+    """minibatches of any rows, or of prompts with all their rows, which then share the prompt"""
     microbatch_tokens: PositiveInt = 4096
     """tokens per backward pass, with padding; changes memory, and results only by rounding"""
     entropy_coef: NonNegativeFloat = 0.0

@@ -101,8 +101,9 @@ def join(rollout: Rollout, share_prompts: bool = False) -> Sequences:
     columns = torch.arange(int(lengths.max()), device=padded.device)
     source = (columns + shift[:, None]).clamp(max=prompt_width + response_width - 1)
     ids = torch.where(columns < lengths[:, None], padded.gather(1, source), 0)
-    lengths = rollout.prompt_lengths, rollout.response_lengths
-    return Sequences(ids, *lengths, share_prompts=share_prompts)
+    return Sequences(
+        ids, rollout.prompt_lengths, rollout.response_lengths, share_prompts=share_prompts
+    )
 
 
 def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:

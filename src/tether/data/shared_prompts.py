@@ -10,7 +10,7 @@ Training", arXiv 2511.00413.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -155,11 +155,8 @@ class PackedLayout:
 
     def to(self, device: torch.device | str) -> "PackedLayout":
         """Return the same on another device."""
-        moved = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in vars(self).items()
-        }
-        return PackedLayout(**moved)
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **{name: x.to(device) for name, x in tensors.items()})
 
 
 def pack(

@@ -53,7 +53,7 @@ class PackedPrompts:
         scale: float | None,
         attend: Attend,
     ) -> Float[Tensor, "1 tokens heads width"]:
-        """Attend in two rectangles: prompts, causally; responses, to their prompt and their past."""
+        """Attend in two rectangles: prompts causally; responses to their prompt and their past."""
         layout = self.layout
         prompts, rows = len(layout.last_prompt_tokens), len(layout.prompt_of_row)
         prompt_cells = prompts * layout.prompt_width
@@ -82,7 +82,7 @@ class PackedPrompts:
     def states_before_tokens(
         self, hidden: Float[Tensor, "1 tokens width"]
     ) -> Float[Tensor, "rows states width"]:
-        """Return the state before each response token and after the last, from the line's states."""
+        """Return the states before each response token and after the last, given the line's."""
         layout = self.layout
         shape = (*layout.response_cells.shape, hidden.shape[2])
         before = hidden[0].index_select(0, layout.last_prompt_tokens)

@@ -115,6 +115,17 @@ METRICS: dict[str, Entry] = {
         "Halved and doubled so that the KL stays near `actor.update.target`. Doubling without end: "
         "lower `actor.lr`.",
     ),
+    "actor/shared_tokens": Entry(
+        "share of the tokens of the actor's updates that were not computed, as another row of the "
+        "microbatch has the same prompt (only where prompts are shared; `critic/shared_tokens` is "
+        "the critic's)",
+        "Higher is faster, and nothing else changes. Low with several samples per prompt: write "
+        "`actor.shuffle: prompts`, or raise `actor.microbatch_tokens`.",
+    ),
+    "critic/shared_tokens": Entry(
+        "the same of the critic's updates",
+        "See `actor/shared_tokens`.",
+    ),
     "critic/vf_clipfrac": Entry(
         "share of tokens whose value loss the clip determined",
         "Small. Large for long: `critic.clip` is tight for the scale of the returns.",
