@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from helpers import first_or_all, read_jsonl, table
+from helpers import changed, first_or_all, read_jsonl, table
 
 from tether import api
 from tether.config.load import load_config, validate_config
@@ -148,6 +148,15 @@ def test_three_stages_hand_on_their_models_and_end_in_a_report(small, tmp_path):
     assert written["ppo"]["wins"] == report.ppo.wins
     assert report.sft.kl == pytest.approx(0, abs=1e-5)
     assert 0 <= report.ppo.wins_low <= report.ppo.wins <= report.ppo.wins_high <= 1
+    assert report.ppo.questions == 6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [{"learn_layers": 1}, {"lora": {"rank": 2}}], ids=str)
+def test_a_pipeline_whose_ppo_saves_only_what_learns_ends_in_a_report(small, tmp_path, model):
+    config = changed(small, ppo__model=model)
+    report = run_pipeline(validate_config(config, PipelineConfig), Log())
+    assert not (tmp_path / "rlhf/ppo/checkpoints/000001/actor").exists()
     assert report.ppo.questions == 6
 
 

@@ -51,6 +51,7 @@ from tether.tasks.courtesy import (
     is_right,
     utility,
 )
+from tether.train.checkpoint import load_plain_actor
 from tether.train.fingerprint import (
     changed_versions,
     read_fingerprint,
@@ -200,11 +201,22 @@ def label(question: Question, first: str, second: str, noise: float, u: float) -
 
 
 def sample_texts(
-    config: PipelineConfig, model: Path, questions: Sequence[Question], purpose: str
+    config: PipelineConfig,
+    model: Path,
+    questions: Sequence[Question],
+    purpose: str,
+    ppo: Config | None = None,
 ) -> list[str]:
-    """Sample one response per question; what is drawn depends on the seed and the purpose."""
-    network = load_causal_lm(str(model), "float32", pick_device(config.device))
-    vocabulary = load_vocabulary(str(model), network)
+    """Sample one response per question; what is drawn depends on the seed and the purpose.
+
+    With `ppo`, the config of a PPO run, `model` is a checkpoint of it, which may hold a part.
+    """
+    device = pick_device(config.device)
+    if ppo is not None:
+        network, vocabulary = load_plain_actor(model, ppo, "float32", device)
+    else:
+        network = load_causal_lm(str(model), "float32", device)
+        vocabulary = load_vocabulary(str(model), network)
     sampler = LocalSampler(vocabulary.eos_ids, config.task.max_response_tokens, 1.0)
     sampler.sync(network, 0)
     turns = [SingleTurn(render_prompt(vocabulary.tokenizer, q.prompt)) for q in questions]
@@ -237,11 +249,20 @@ class Standing:
     questions: int
 
 
-def stand(layout: Layout, policy: Path, rival: Path, evaluation: Evaluation | None) -> Standing:
-    """Measure the true preference; `evaluation` is PPO's own of that policy."""
+def stand(
+    layout: Layout,
+    policy: Path,
+    rival: Path,
+    evaluation: Evaluation | None,
+    ppo: Config | None = None,
+) -> Standing:
+    """Measure the true preference; `evaluation` is PPO's own of that policy.
+
+    With `ppo`, the config of a PPO run, `policy` is a checkpoint of it.
+    """
     assert evaluation is not None  # the pipeline's PPO has held-out questions
     questions = [Question(**row) for row in read_rows(str(layout.file("questions", "heldout")))]
-    texts = sample_texts(layout.config, policy, questions, "stand")
+    texts = sample_texts(layout.config, policy, questions, "stand", ppo)
     rivals = sample_texts(layout.config, rival, questions, "rival")
     asked = list(zip(questions, texts, strict=True))
     count = len(questions)
@@ -375,7 +396,7 @@ class Pipeline:
         with self._sampling():
             standings = {
                 "sft": stand(layout, sft, sft, result.before),
-                "ppo": stand(layout, result.checkpoint / "actor", sft, result.after),
+                "ppo": stand(layout, result.checkpoint, sft, result.after, ppo),
             }
         content = {name: asdict(standing) for name, standing in standings.items()}
         write_whole(report, json.dumps(content, indent=1) + "\n", layout.run)
