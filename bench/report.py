@@ -75,9 +75,9 @@ class Verdict:
 
 
 def verdict(check: Check, found: dict[str, Figure]) -> Verdict:
-    if check.large not in found or check.small not in found:
+    large, small = (best(found, names, check.what) for names in (check.large, check.small))
+    if large is None or small is None:
         return Verdict(check, None)
-    large, small = found[check.large], found[check.small]
     match check.what:
         case "memory":
             return Verdict(check, large.peak_mib / small.peak_mib)
@@ -87,6 +87,16 @@ def verdict(check: Check, found: dict[str, Figure]) -> Verdict:
             return Verdict(check, 0.0)
         case "seconds":
             return Verdict(check, large.seconds / small.seconds, bound=not large.reached)
+
+
+def best(found: dict[str, Figure], names: str | tuple[str, ...], what: str) -> Figure | None:
+    """The side with the least, of those that were measured; None if a single one was not."""
+    sides = [
+        found[name] for name in ([names] if isinstance(names, str) else names) if name in found
+    ]
+    if what == "memory":
+        return min(sides, key=lambda side: side.peak_mib, default=None)
+    return min(sides, key=lambda side: (not side.reached, side.seconds), default=None)
 
 
 def block_lines(block: Block, turns: Turns, gemm_rate: float | None) -> list[str]:

@@ -15,7 +15,17 @@ def machine() -> str:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor = names[0] if names else platform.machine()
     today = datetime.date.today()
-    return f"{today}, {os.cpu_count()} cores of {processor}, torch {torch.__version__}."
+    cores = f"{os.cpu_count()} cores of {processor} ({capability()})"
+    return f"{today}, {cores}, torch {torch.__version__}."
+
+
+def capability() -> str:
+    """The processor's vector instructions, those for bfloat16 included."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    names = [name.upper() for name in ("avx512_bf16", "amx_bf16") if name in flags]
+    return ", ".join([torch.backends.cpu.get_cpu_capability(), *names])
 
 
 def paste(document: Path, marker: str, lines: list[str]) -> None:

@@ -16,9 +16,9 @@ from bench import blocks, limits, profile, report, rounds, run
 from bench.blocks import Block, Check, Side
 from bench.environments import NotThere, python_of
 from bench.floor import ppo_operations, weights
-from bench.jobs import mixed_lengths, ppo_job, prompts, sampling_job
+from bench.jobs import mixed_lengths, ppo_job, prompts, sampling_job, update_job
 from bench.models import ROOT, TINY, model_directory
-from bench.ours import ppo, sampling, time_to_score
+from bench.ours import ppo, sampling, time_to_score, update
 from bench.peers.transformers_generate import program as generate
 from bench.protocol import laps
 from bench.report import block_lines, summary
@@ -188,7 +188,8 @@ def prefill_sides() -> list[Side]:
 def test_every_check_names_sides_of_its_block():
     for block in blocks.blocks():
         names = {side.name for side in block.sides}
-        assert {name for c in block.checks for name in (c.large, c.small)} <= names
+        named = [side for c in block.checks for side in (c.large, c.small)]
+        assert {n for side in named for n in ([side] if isinstance(side, str) else side)} <= names
 
 
 def test_every_program_and_environment_exists():
@@ -302,6 +303,26 @@ def test_targets_are_held_against_the_right_quantity(tmp_path, check, ratio, met
     sides = {"a": [turn(4, tokens=100, peak_mib=30)], "b": [turn(2, tokens=40, peak_mib=40)]}
     verdict = report.verdict(check, report.figures(made_up(sides, [check], tmp_path)))
     assert (verdict.ratio, verdict.met) == (ratio, met)
+
+
+def test_a_program_at_its_best_is_the_faster_of_its_sides(tmp_path):
+    check = Check("x", ("a", "b", "gone"), ("c", "d"), at_least=2)
+    sides = {"a": [turn(9)], "b": [turn(4)], "c": [turn(2)], "d": [turn(3)], "gone": []}
+    found = report.figures(made_up(sides, [check], tmp_path))
+    assert report.verdict(check, found).ratio == 4 / 2
+    assert report.verdict(Check("x", ("gone",), "c"), found).ratio is None
+    memory = Check("x", ("a", "b"), "c", "memory")
+    assert report.verdict(memory, found).ratio == 1
+
+
+def test_updates_are_timed_on_rows_that_share_their_prompts(tiny, tmp_path):
+    ids = prompts(3, 64, vocabulary=512)
+    job = {**update_job(tiny, ids, 4, 5, share=True), "scratch": str(tmp_path), "repeats": 1}
+    config, roles = ppo.build(job)
+    assert config.rows == config.actor.minibatch_rows == 12
+    assert roles.share_prompts
+    assert update.run(job)["tokens"] == 12 * 5
+    assert not ppo.build({**job, "share_prompts": False})[1].share_prompts
 
 
 def test_a_side_that_never_got_there_is_a_bound_or_a_failure(tmp_path):

@@ -57,16 +57,21 @@ def build(job: Job) -> tuple[Config, Roles]:
 
 def settings(job: Job, data: Path) -> dict:
     rank = job["lora_rank"]
+    wanted = {"compute": job["compute"], "learn_layers": job["learn_layers"]}
+    usual = {"compute": "float32", "learn_layers": None}
+    samples = job.get("samples_per_prompt", 1)
     return {
         "threads": job["threads"],
         "model": {
             "actor": job["model"],
             "lora": {"rank": rank, "alpha": 2 * rank} if rank else None,
+            "share_prompts": job.get("share_prompts", True),
+            **{name: value for name, value in wanted.items() if value != usual[name]},
         },
         "data": {"train": str(data)},
         "rollout": {
             "prompts": len(job["prompts"]),
-            "samples_per_prompt": 1,
+            "samples_per_prompt": samples,
             "max_response_tokens": job["response_tokens"],
         },
         "reward": {"kind": "length", "arguments": {"at_most": 1}},  # a free function replaces it
@@ -74,7 +79,7 @@ def settings(job: Job, data: Path) -> dict:
         "actor": {
             "lr": job["lr"],
             "epochs": job["epochs"],
-            "minibatch_rows": len(job["prompts"]),
+            "minibatch_rows": samples * len(job["prompts"]),
         },
         "critic": {"shared_trunk": job["shared_trunk"]},
     }

@@ -33,7 +33,8 @@ def main() -> None:
 
 
 def run(job: Job) -> Result:
-    model = load_causal_lm(job["model"], "float32", torch.device("cpu"))
+    other = {} if job["compute"] == "float32" else {"compute": job["compute"]}
+    model = load_causal_lm(job["model"], "float32", torch.device("cpu"), **other)
     sampler = LocalSampler(frozenset(), max(job["lengths"]), temperature=1.0)
     sampler.sync(model, 0)
 

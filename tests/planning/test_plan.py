@@ -10,7 +10,9 @@ from transformers import GPT2Config, LlamaConfig
 
 from tether import api
 from tether.errors import UserError
+from tether.models.forward import output_head, trunk
 from tether.planning.cost import memory_bandwidth, operations, sent
+from tether.planning.dry_run import Batch, HeadedTrunk, backward_peak
 
 # tiny_model_dir: width 32, two heads of 16, two layers of q, k, v, o (32 x 32), gate, up, down
 # (32 x 64) and two norms; an embedding of 260 that is the head as well, and a last norm.
@@ -132,6 +134,47 @@ def test_operations_are_two_a_parameter_and_token_forward_and_six_with_backward(
     sending = sum(cost.amount for cost in sent(plan.demand)) / 0.5e9
     [(_, total, _)] = [line for line in plan.time_lines() if line[0] == "in all"]
     assert total == f"{1000 * (seconds + sending):.2g} ms"
+
+
+def test_a_shared_prompt_is_counted_once_where_its_rows_are_together(planned):
+    """32 prompts of 9 tokens, 4 responses of 8 each: 41 tokens per prompt instead of 4 x 17."""
+    rollout = {"prompts": 32, "samples_per_prompt": 4, "max_response_tokens": 8}
+    given = {"rollout": rollout, "actor__minibatch_rows": 64, "critic__minibatch_rows": 64}
+    tokens, packed = 128 * 17, 32 * 41
+
+    def costs(**dotted) -> dict[str, float]:
+        plan = planned(**given, **dotted)
+        return {cost.what: cost.amount for cost in operations(plan.demand)}
+
+    found = costs(actor__shuffle="prompts")
+    assert found["forward passes"] == 2 * (2 * ACTOR + CRITIC) * packed
+    assert found["actor update"] == 6 * ACTOR * packed * 2
+    assert found["critic update"] == 6 * CRITIC * packed * 2
+    drawn_by_row = costs()
+    assert drawn_by_row["forward passes"] == found["forward passes"]
+    assert drawn_by_row["actor update"] == 6 * ACTOR * tokens * 2
+    assert costs(model__share_prompts=False)["forward passes"] == 2 * (2 * ACTOR + CRITIC) * tokens
+
+    def line(**dotted) -> list:
+        lines = planned(**given, **dotted).lines()
+        return [line[1:] for line in lines if line[0] == "prompts computed once"]
+
+    assert line() == [("for 4 rows", "tokens saved: forward passes 40%")]
+    everywhere = "forward passes 40%, actor update 40%, critic update 40%"
+    assert line(actor__shuffle="prompts") == [("for 4 rows", f"tokens saved: {everywhere}")]
+    assert line(model__share_prompts=False) == []
+
+
+def test_packed_rows_are_planned_with_a_copy_of_the_prompt_for_each(planned):
+    """Less than rows that share nothing, more than as many tokens without copies."""
+    batch = Batch(rows=32, length=17, response=8, prompts=8)
+    assert batch.tokens == 8 * 9 + 32 * 8
+    plan = planned(device="cuda")
+    actor = plan.networks.actor
+    model = HeadedTrunk(trunk(actor), "cuda", policy=output_head(actor))
+    packed, plain = (backward_peak(model, b, 1, True) for b in (batch, Batch(32, 17, 8)))
+    alone = backward_peak(model, Batch(8, 41, 32), 1, True)  # as many tokens, and no copies
+    assert alone < packed < plain
 
 
 def test_a_greedy_response_per_prompt_is_sampled_too_where_the_estimator_needs_it(planned):

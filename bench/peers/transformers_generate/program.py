@@ -2,8 +2,8 @@
 
 How settings are matched to ours: one batch of all rows; sampling at temperature 1 from the whole
 vocabulary (top_k 0, top_p 1); no EOS; a stopping criterion that ends a row at its own length, which
-is how generate stops rows one by one. float32. Rows that have ended stay in the batch, as generate
-has no way to take them out.
+is how generate stops rows one by one. Weights and products in the job's number format. Rows that
+have ended stay in the batch, as generate has no way to take them out.
 """
 
 import torch
@@ -28,7 +28,8 @@ def main() -> None:
 
 @torch.no_grad()
 def run(job: Job) -> Result:
-    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()
+    dtype = getattr(torch, job["compute"])
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype).eval()
     model.generation_config = GenerationConfig()
     ids, lengths = torch.tensor(job["prompts"]), job["lengths"]
     settings = GenerationConfig(

@@ -10,7 +10,8 @@ How settings are matched to the recipe `arithmetic`:
     reward           tether's own rule on the same ids
     evaluation       tether's own sampler with the recipe's draws, on the same held-out problems;
                      the clock stands still meanwhile, as in ours
-    numbers          float32, no gradient checkpointing, no saving, nothing reported
+    numbers          float32 weights; products in float32, or in bfloat16 by TRL's `bf16`, as ours
+                     by `model.compute`; no gradient checkpointing, no saving, nothing reported
 """
 
 import time
@@ -113,7 +114,7 @@ def run(job: Job) -> Result:
         learning_rate=job["lr"],
         lr_scheduler_type="linear",
         gradient_checkpointing=False,
-        bf16=False,
+        bf16=job["compute"] == "bfloat16",
         use_cpu=True,
         save_strategy="no",
         logging_strategy="no",

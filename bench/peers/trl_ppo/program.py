@@ -10,7 +10,8 @@ How settings are matched to ours:
     LoRA           rank, alpha and all linear layers, on policy and critic; the reference is the
                    policy with its adapter off
     reward         a model without weights that answers 0 at once
-    numbers        float32, no gradient checkpointing, no saving, no sample generations
+    numbers        float32 weights; products in float32, or in bfloat16 by TRL's `bf16`, as ours by
+                   `model.compute`; no gradient checkpointing, no saving, no sample generations
 TRL does not clip gradients here; ours does, and the time it takes is ours.
 """
 
@@ -80,7 +81,7 @@ def run(job: Job) -> Result:
         lr_scheduler_type="constant",
         num_sample_generations=0,
         gradient_checkpointing=False,
-        bf16=False,
+        bf16=job["compute"] == "bfloat16",
         use_cpu=True,
         save_strategy="no",
         report_to=[],

@@ -1,8 +1,8 @@
 """vLLM's CPU build on the prompts of a job, each row stopped at its own number of tokens.
 
-How settings are matched to ours: float32, temperature 1, the whole vocabulary, EOS ignored, and a
-`max_tokens` a row; log-probs of the sampled tokens are asked for, as our sampler returns them. One
-process, eager mode, prefix caching off as all prompts differ.
+How settings are matched to ours: the job's number format, temperature 1, the whole vocabulary, EOS
+ignored, and a `max_tokens` a row; log-probs of the sampled tokens are asked for, as our sampler
+returns them. One process, eager mode, prefix caching off as all prompts differ.
 """
 
 import os
@@ -27,7 +27,7 @@ def run(job: Job) -> Result:
     rows = len(job["prompts"])
     engine = LLM(
         model=job["model"],
-        dtype="float32",
+        dtype=job["compute"],
         enforce_eager=True,
         enable_prefix_caching=False,
         max_model_len=max(map(len, job["prompts"])) + max(job["lengths"]) + 1,
