@@ -29,11 +29,15 @@ def capability() -> str:
 
 
 def paste(document: Path, marker: str, lines: list[str]) -> None:
+    """Replace what stands between the marker's two comments by a block of plain text."""
+    paste_markdown(document, marker, ["```text", *lines, "```"])
+
+
+def paste_markdown(document: Path, marker: str, lines: list[str]) -> None:
     """Replace what stands between the marker's two comments."""
     begin, end = f"<!-- {marker} -->", "<!-- end -->"
     before, found, rest = document.read_text(encoding="utf-8").partition(begin)
     if not found:
         raise SystemExit(f"{document} has no {begin}")
     _, _, after = rest.partition(end)
-    block = "\n".join([begin, "```text", *lines, "```", end])
-    document.write_text(before + block + after, encoding="utf-8")
+    document.write_text(before + "\n".join([begin, *lines, end]) + after, encoding="utf-8")

@@ -1,0 +1,188 @@
+"""Measure tether by the yardsticks of others and paste docs/results.md: `make yardsticks`.
+
+    python scripts/yardsticks.py [--only Y1] [--folder runs/yardsticks] [--no-page]
+
+Every measurement is kept in the folder under a hash of its settings: a stopped run goes on where it
+stopped, and what was measured is not measured again. A part whose package cannot be had says so in
+its row, and the others run. Exits 1 where a part falls short of what docs/results.md promises.
+"""
+
+import argparse
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import yardstick_control
+from measure import machine, paste_markdown
+from yardstick_store import ROOT, Curve, NotThere, Outcome, Row, Store
+
+from tether.explain.examples import EXAMPLES
+
+OUTSIDE_NUMBERS = "tests/algo/test_outside_numbers.py"
+FIGURE = ROOT / "docs" / "figures" / "yardsticks.svg"
+MARKER = "yardsticks: made by `make yardsticks`"
+PAGES = {
+    "en": (ROOT / "docs" / "results.md", ROOT / "README.md"),
+    "zh": (ROOT / "docs" / "zh" / "results.md", ROOT / "README.zh-CN.md"),
+}
+HEADS = {
+    "en": ["", "yardstick", "known", "tether", "reached", "minutes", "notes"],
+    "zh": ["", "标尺", "已知", "tether", "达到", "分钟", "备注"],
+}
+REACHED = {"en": {True: "yes", False: "no", None: ""}, "zh": {True: "是", False: "否", None: ""}}
+NAMES = {
+    "Y1": {"en": "classic control", "zh": "经典控制"},
+    "Y8": {"en": "Schulman's table of k1, k2, k3", "zh": "Schulman 的 k1、k2、k3 表"},
+    "Y10": {"en": "numbers of other projects' tests", "zh": "其他项目测试里的数字"},
+}
+
+
+def schulman(store: Store) -> Outcome:
+    """Y8: the table is part of `tether examples`; each number is the closed form's."""
+    examples = [e for e in EXAMPLES if e.section == "schulman"]
+    if not examples:
+        raise NotThere("`tether examples` has no table of k1, k2, k3 yet")
+    numbers = sum(len(e.right) for e in examples)
+    worst = max(e.difference() for e in examples)
+    row = Row(
+        part="Y8",
+        task=NAMES["Y8"],
+        known=f"{numbers} numbers in closed form",
+        ours=f"largest difference {worst:.0e}",
+        reached=worst < 1e-6,
+        note={"en": "`tether examples`", "zh": "`tether examples`"},
+    )
+    return Outcome([row])
+
+
+def outside_numbers(store: Store) -> Outcome:
+    """Y10: run the test, and count its rows."""
+    path = ROOT / OUTSIDE_NUMBERS
+    if not path.is_file():
+        raise NotThere(f"{OUTSIDE_NUMBERS} is not in this installation: clone the repository")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        raise NotThere(f"pytest did not run: {' '.join(last)}")
+    rows, sources = count_rows(path)
+    row = Row(
+        part="Y10",
+        task=NAMES["Y10"],
+        known=f"{rows} rows from {sources} files",
+        ours="all" if done.returncode == 0 else "not all",
+        reached=done.returncode == 0 and rows >= 60,
+        note={"en": f"`{OUTSIDE_NUMBERS}`", "zh": f"`{OUTSIDE_NUMBERS}`"},
+    )
+    return Outcome([row])
+
+
+def count_rows(path: Path) -> tuple[int, int]:
+    """Return the rows of the test's tables, and the files they come from."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return sum(map(len, module.TABLES)), len(module.SOURCES)
+
+
+PARTS: dict[str, Callable[[Store], Outcome]] = {
+    "Y1": yardstick_control.run,
+    "Y8": schulman,
+    "Y10": outside_numbers,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="measure tether by the yardsticks of others")
+    parser.add_argument("--only", choices=list(PARTS), action="append", help="one part, or several")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "yardsticks")
+    parser.add_argument("--no-page", action="store_true", help="measure and print, paste nothing")
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    outcomes = [measure(part, Store(chosen.folder)) for part in chosen.only or PARTS]
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    print("\n".join(table(rows, "en")))
+    if not chosen.no_page and not chosen.only:  # a page with a part of the rows would mislead
+        write_pages(outcomes)
+    return 1 if any(row.reached is False for row in rows) else 0
+
+
+def measure(part: str, store: Store) -> Outcome:
+    try:
+        return PARTS[part](store)
+    except NotThere as reason:
+        note = {"en": str(reason), "zh": str(reason)}
+        return Outcome([Row(part, NAMES[part], "", "not measured", None, note=note)])
+
+
+def table(rows: list[Row], language: str) -> list[str]:
+    """Return the rows as a table of Markdown."""
+    lines = [HEADS[language], ["---"] * len(HEADS[language])]
+    for row in rows:
+        minutes = f"{row.minutes:.1f}" if row.minutes else ""
+        reached = REACHED[language][row.reached]
+        note = row.note.get(language, "")
+        lines.append([row.part, row.task[language], row.known, row.ours, reached, minutes, note])
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def short_table(rows: list[Row], language: str) -> list[str]:
+    """Return at most ten lines for the README: no minutes, no notes."""
+    keep = (0, 1, 2, 3, 4)
+    cells = [re.split(r" ?\| ?", line)[1:-1] for line in table(rows, language)]
+    return ["| " + " | ".join(line[i] for i in keep) + " |" for line in cells][:10]
+
+
+def write_pages(outcomes: list[Outcome]) -> None:
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    capability = torch.backends.cpu.get_cpu_capability()
+    below = {
+        "en": f"Measured {machine()[:-1]}, {capability}, one thread.",
+        "zh": f"测于 {machine()[:-1]},{capability},单线程。",
+    }
+    draw(outcomes)
+    for language, (page, readme) in PAGES.items():
+        paste_markdown(page, MARKER, ["", *table(rows, language), "", below[language], ""])
+        paste_markdown(readme, MARKER, ["", *short_table(rows, language), ""])
+
+
+def draw(outcomes: list[Outcome]) -> None:
+    """Draw one panel for each task with curves, with the known figure as a band."""
+    curves = [curve for outcome in outcomes for curve in outcome.curves]
+    panels: dict[str, list[Curve]] = {}
+    for curve in curves:
+        panels.setdefault(curve.panel, []).append(curve)
+    if not panels:
+        return
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "tether"
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.2), squeeze=False)
+    bands = {panel: band for outcome in outcomes for panel, band in outcome.bands.items()}
+    for axis, (panel, lines) in zip(axes[0], panels.items(), strict=True):
+        for line in lines:
+            xs, ys = zip(*line.points, strict=True)
+            axis.plot(xs, ys, linewidth=1, label=line.label)
+        if panel in bands:
+            mean, spread = bands[panel]
+            axis.axhspan(mean - spread, mean + spread, color="0.8", label="known")
+        axis.set_title(panel, fontsize=10)
+        axis.legend(fontsize=7, frameon=False)
+        axis.tick_params(labelsize=8)
+    figure.tight_layout()
+    figure.savefig(FIGURE, metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
