@@ -13,6 +13,7 @@ SEEDS = (1, 2, 3)
 # Mean and deviation over three seeds: vwxyzjn/cleanrl fe8d8a0, docs/rl-algorithms/ppo.md.
 CLEANRL = {"CartPole-v1": (490.04, 6.12), "Acrobot-v1": (-86.36, 1.32)}
 BASELINES = {"CartPole-v1": (497.54, 4.02), "Acrobot-v1": (-81.82, 5.58)}
+CODE = ("examples/classic_control.py", "src/tether/algo")
 POINTS = 100  # of a curve
 
 
@@ -75,7 +76,7 @@ def one_run(store: Store, example: ModuleType, task: str, seed: int) -> dict:
     settings = example.Settings()
     versions = {name: version(name) for name in ("gymnasium", "torch")}
     key = {"task": task, "seed": seed, **asdict(settings), **versions}
-    return store.measured(f"Y1-{task}-seed{seed}", key, measure)
+    return store.measured(f"Y1-{task}-seed{seed}", key, measure, CODE)
 
 
 def curve_of(example: ModuleType, episodes: list, steps: int) -> list[tuple[float, float]]:

@@ -1,10 +1,10 @@
-"""What the parts of `make yardsticks` share: results kept by their settings, and rows of the page."""
+"""What the parts of `make yardsticks` share: results kept by their settings, rows of the page."""
 
 import hashlib
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,16 @@ class Store:
         return self.folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
     def measured(
-        self, name: str, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        measure: Callable[[], dict[str, Any]],
+        code: Sequence[str],
     ) -> dict[str, Any]:
-        """Return what `measure` gave under these settings, now or earlier, with its seconds."""
+        """Return what `measure` gave under these settings, now or earlier, with its seconds.
+
+        `code` are the files that it runs: the commit that is noted is theirs.
+        """
         path = self.path(name, settings)
         if path.is_file():
             return json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +78,7 @@ class Store:
         started = time.perf_counter()
         found = measure()
         seconds = time.perf_counter() - started
-        result = {"settings": dict(settings), "commit": commit(), "seconds": seconds, **found}
+        result = {"settings": dict(settings), "commit": commit(code), "seconds": seconds, **found}
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".tmp")
         unfinished.write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -79,12 +86,12 @@ class Store:
         return result
 
 
-def commit() -> str:
-    """Return the commit that is checked out, with a + if files that are in it were changed."""
+def commit(code: Sequence[str]) -> str:
+    """Return the last commit that changed these files, with a + if they differ from it."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return (git("rev-parse", "--short", "HEAD") or "no git") + ("+" if changed else "")
+    changed = git("status", "--porcelain", "--", *code)
+    return (git("log", "-1", "--format=%h", "--", *code) or "no git") + ("+" if changed else "")

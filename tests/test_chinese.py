@@ -119,7 +119,7 @@ def test_a_document_keeps_to_one_set_of_terms(page):
 
 # Latin words that Chinese output may hold: terms, formulas, names of the code.
 LATIN = {
-    *("KL", "PPO", "EOS", "token", "nat", "tether", "epoch", "minibatch", "id"),
+    *("KL", "PPO", "EOS", "token", "nat", "tether", "epoch", "minibatch", "id", "Schulman"),
     *(
         "CPI",
         "CLIP",

@@ -50,6 +50,10 @@ TYPED = {
     "sampled-expected": [0.026812, 0.024757, 0.026812],
     "sampled-held": [0.637146, 0.286266],
     "sequence-kl": [0.7, 1.009887, 0.175],
+    "schulman-bias-near": [0, 0.0025, 0],
+    "schulman-spread-near": [20, 1.417745, 1.416575],
+    "schulman-bias-far": [0, 0.25, 0],
+    "schulman-spread-far": [2, 1.732051, 1.695030],
     "energy": [0.268941, 0.186334, 0.082608],
     "temperature": [0.449550, 0.122366, 0.029194],
     "row-old-probabilities": [0.886920, 0.923116, 0.860708, 0.904837, 0.951229, 0.980199],
@@ -217,6 +221,55 @@ BY_HAND = {
     "steps-one-epoch": [1024 // 64],
     "steps-ragged": [4 * math.ceil(1000 / 64)],
 }
+
+
+def schulman(mean: float) -> tuple[list[float], list[float]]:
+    """Biases and spreads in closed form. Drawn from N(0, 1), k1 is normal: N(m²/2, m²)."""
+    m2 = mean**2
+    kl = m2 / 2
+    # E[k2] = (m² + m⁴/4)/2; Var[k1²] = m⁶ + 2m⁴; Var[k3] = Var[r] + Var[k1] + 2 Cov[r, k1] with
+    # r = e^(−k1): Var[r] = e^m² − 1, and under the other normal k1 has the mean −m²/2.
+    spreads = [mean, math.sqrt(m2**3 + 2 * m2**2) / 2, math.sqrt(math.exp(m2) - 1 + m2 - 2 * m2)]
+    return [0, ((m2 + m2**2 / 4) / 2 - kl) / kl, 0], [x / kl for x in spreads]
+
+
+BY_HAND |= {
+    "schulman-bias-near": schulman(0.1)[0],
+    "schulman-spread-near": schulman(0.1)[1],
+    "schulman-bias-far": schulman(1.0)[0],
+    "schulman-spread-far": schulman(1.0)[1],
+}
+
+
+@table("mean", [0.1, 1.0])
+def test_the_closed_forms_of_schulmans_table_are_what_an_integral_gives(mean):
+    """A sum over a fine grid, and formulas of the note: r = p/q drawn from q = N(0, 1)."""
+    step = 1e-3
+    grid = [i * step for i in range(-12_000, 12_001)]
+    weights = [math.exp(-x * x / 2) / math.sqrt(2 * math.pi) * step for x in grid]
+    log_r = [mean * x - mean**2 / 2 for x in grid]
+    estimates = {
+        "k1": [-x for x in log_r],
+        "k2": [x * x / 2 for x in log_r],
+        "k3": [math.exp(x) - 1 - x for x in log_r],
+    }
+    kl = mean**2 / 2
+    biases, spreads = [], []
+    for values in estimates.values():
+        first = math.fsum(w * v for w, v in zip(weights, values, strict=True))
+        second = math.fsum(w * v * v for w, v in zip(weights, values, strict=True))
+        biases.append((first - kl) / kl)
+        spreads.append(math.sqrt(second - first**2) / kl)
+    assert biases == pytest.approx(schulman(mean)[0], abs=1e-9)
+    assert spreads == pytest.approx(schulman(mean)[1], abs=1e-9)
+
+
+def test_schulmans_table_is_the_one_that_is_printed_in_the_note():
+    """joschu.net/blog/kl-approx.html, bias and deviation over the true KL, two or three digits."""
+    published = {0.1: ([0, 0.002, 0], [20, 1.42, 1.42]), 1.0: ([0, 0.25, 0], [2, 1.73, 1.7])}
+    for mean, (biases, spreads) in published.items():
+        assert schulman(mean)[0] == pytest.approx(biases, abs=6e-4)
+        assert schulman(mean)[1] == pytest.approx(spreads, abs=6e-3)
 
 
 @table("id", BY_HAND)

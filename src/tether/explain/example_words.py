@@ -13,6 +13,10 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
     "title_surprisal": ("Surprisal", "自信息"),
     "title_differences": ("KL as a mean difference of surprisals", "KL：自信息之差的平均"),
     "title_sampled": ("KL from samples", "由采样估计 KL"),
+    "title_schulman": (
+        "Schulman's table: bias and spread of k1, k2, k3, in units of the KL",
+        "Schulman 的表：k1、k2、k3 的偏差与离散（以 KL 为单位）",
+    ),
     "title_physics": ("KL and physics", "KL 与物理"),
     "title_prompt": (
         "你知道1+1=2吗？ → 是的，1+1=2 (β = 0.01, γ = 1)",
@@ -65,6 +69,8 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
     "of_expected": ("mean k1, k2, k3", "k1、k2、k3 的均值"),
     "of_held": ("mean k3, mean of k3 cut at 10", "k3 的均值；截到 10 后的均值"),
     "of_sequence": ("sum in nats, in bits, mean in nats", "和（nat）、和（比特）、均值（nat）"),
+    "of_bias": ("(mean − KL) / KL", "(均值 − KL) / KL"),
+    "of_spread": ("standard deviation / KL", "标准差 / KL"),
     "of_energies": ("⟨ΔE⟩, ΔF, KL(P‖Q)", "⟨ΔE⟩、ΔF、KL(P‖Q)"),
     "of_temperature": ("KL(π*‖π_ref) at β = 0.5, 1, 2", "β = 0.5、1、2 时的 KL(π*‖π_ref)"),
     "of_pi_old": ("π_old", "π_old"),
@@ -132,6 +138,8 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
     "example_all_tokens": ("all tokens, drawn from current", "所有 token，从当前策略采样"),
     "example_rare": ("P = 0.01 0.99, Q = 0.5 0.5", "P = 0.01 0.99，Q = 0.5 0.5"),
     "example_sequence": ("four tokens 0.1 0.5 0.2 −0.1", "四个 token：0.1 0.5 0.2 −0.1"),
+    "example_near": ("N(0, 1) against N(0.1, 1), KL 0.005", "N(0, 1) 对 N(0.1, 1)，KL 0.005"),
+    "example_far": ("N(0, 1) against N(1, 1), KL 0.5", "N(0, 1) 对 N(1, 1)，KL 0.5"),
     "example_energy": ("energies 0 1 and 0 2, T = 1", "能量 0 1 与 0 2，T = 1"),
     "example_temperature": (
         "π_ref 0.6 0.3 0.1, r = 0 1 0",
@@ -285,6 +293,18 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
         "less than half of the KL.",
         "把 k3 截在 ±10 之内。百次才抽到一次的那个 token 值是 45.087977；一截，"
         "均值不到 KL 的一半。",
+    ),
+    "mistake_published_bias": (
+        "0.002 for the bias of k2, as the note prints it from samples. It is a quarter of the "
+        "squared distance, 0.0025; and k3, without any bias, spreads a little less than k2.",
+        "k2 的偏差写成 0.002，那篇笔记由采样得出的就是这个数。准确值是距离平方的四分之一，即 "
+        "0.0025；而毫无偏差的 k3 离散还略小于 k2。",
+    ),
+    "mistake_values_only": (
+        "Choosing by this table what to put into a loss. It compares values; whose gradient is "
+        "right depends on where the estimate is used: k2 in the loss, k1 in the reward.",
+        "照这张表挑选放进损失里的估计量。它比较的是数值；谁的梯度正确要看用在哪里：损失里是 k2，"
+        "奖励里是 k1。",
     ),
     "mistake_sequence": (
         "0.7 bits for the response. The logarithms are natural: 0.7 nats, 1.009887 bits. A masked "

@@ -113,6 +113,26 @@ def _steps(
     )
 
 
+def _bias(name: str, mean: float, right: tuple[float, float, float]) -> Example:
+    return Example(
+        f"schulman-bias-{name}",
+        *("schulman", name, "bias"),
+        lambda: example_sums.biases_of_estimators(mean),
+        right,
+        "published_bias" if name == "near" else None,
+    )
+
+
+def _spread(name: str, mean: float, right: tuple[float, float, float]) -> Example:
+    return Example(
+        f"schulman-spread-{name}",
+        *("schulman", name, "spread"),
+        lambda: example_sums.spreads_of_estimators(mean),
+        right,
+        "values_only" if name == "far" else None,
+    )
+
+
 INFORMATION = [
     *map(_kl, KL_ANSWERS),
     _terms("coin", (0.106825, -0.081093), "coin_terms"),
@@ -224,6 +244,10 @@ INFORMATION = [
         (0.7, 1.009887, 0.175),
         "sequence",
     ),
+    _bias("near", 0.1, (0.0, 0.0025, 0.0)),
+    _spread("near", 0.1, (20.0, 1.417745, 1.416575)),
+    _bias("far", 1.0, (0.0, 0.25, 0.0)),
+    _spread("far", 1.0, (2.0, 1.732051, 1.695030)),
     Example(
         "energy",
         *("physics", "energy", "energies"),

@@ -73,7 +73,11 @@ def _section(name: str, examples: list[Example], language: Language) -> Section:
 def _headings(section: str, width: int, language: Language) -> list[str]:
     """Name the columns of numbers, where they have names of their own."""
     bits = say("bits", language)
-    named = {"kl": ["KL(P‖Q)", bits, "KL(Q‖P)", bits], "prompt": TOKENS}
+    named = {
+        "kl": ["KL(P‖Q)", bits, "KL(Q‖P)", bits],
+        "schulman": ["k1", "k2", "k3"],
+        "prompt": TOKENS,
+    }
     return named.get(section, [""] * width)
 
 
