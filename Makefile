@@ -15,11 +15,14 @@ RECIPE ?= arithmetic
 # Options of `make bench`, such as BENCH="--only sampling --repeats 5".
 BENCH ?=
 
+# Options of `make yardsticks`, such as YARDSTICKS="--only Y1".
+YARDSTICKS ?=
+
 # Options of `make golden`: --write, or --compare OTHER_CHECKOUT.
 GOLDEN ?=
 
 .PHONY: help demo smollm2 quick test test-long golden newest faults faults-quick learn search vllm \
-	compare bench profile scaling starter recording docs figures guide screenshots format lint type \
+	compare yardsticks bench profile scaling starter recording docs figures guide screenshots format lint type \
 	wheel clean
 
 PYTEST := $(BIN)/python -m pytest
@@ -76,6 +79,9 @@ vllm: $(VLLM_VENV)/.installed  ## vLLM's CPU build in an environment of its own:
 
 compare: $(VENV)/.installed-dev  ## every trust region and estimator over three seeds, into docs/
 	$(BIN)/python scripts/compare.py $(RECIPE) --write
+
+yardsticks: $(VENV)/.installed-dev  ## others' tasks and numbers, into docs/results.md; goes on where it stopped
+	$(BIN)/python scripts/yardsticks.py $(YARDSTICKS)
 
 bench: $(VENV)/.installed-dev  ## side by side with the peers, into docs/performance.md (an hour)
 	$(BIN)/python -m bench.run $(BENCH)

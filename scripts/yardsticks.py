@@ -9,7 +9,7 @@ its row, and the others run. Exits 1 where a part falls short of what docs/resul
 
 import argparse
 import importlib.util
-import re
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import yardstick_control
+import yardstick_walks
 from measure import machine, paste_markdown
 from yardstick_store import ROOT, Curve, NotThere, Outcome, Row, Store
 
@@ -34,8 +35,10 @@ HEADS = {
     "zh": ["", "标尺", "已知", "tether", "达到", "分钟", "备注"],
 }
 REACHED = {"en": {True: "yes", False: "no", None: ""}, "zh": {True: "是", False: "否", None: ""}}
+CURVES = {"en": "Score over steps, and the known figure", "zh": "得分随步数的变化，与已知数字"}
 NAMES = {
     "Y1": {"en": "classic control", "zh": "经典控制"},
+    "Y2": {"en": "random walks", "zh": "随机游走"},
     "Y8": {"en": "Schulman's table of k1, k2, k3", "zh": "Schulman 的 k1、k2、k3 表"},
     "Y10": {"en": "numbers of other projects' tests", "zh": "其他项目测试里的数字"},
 }
@@ -94,6 +97,7 @@ def count_rows(path: Path) -> tuple[int, int]:
 
 PARTS: dict[str, Callable[[Store], Outcome]] = {
     "Y1": yardstick_control.run,
+    "Y2": yardstick_walks.run,
     "Y8": schulman,
     "Y10": outside_numbers,
 }
@@ -124,20 +128,26 @@ def measure(part: str, store: Store) -> Outcome:
 
 def table(rows: list[Row], language: str) -> list[str]:
     """Return the rows as a table of Markdown."""
+    return [as_line(cells) for cells in cells_of(rows, language)]
+
+
+def cells_of(rows: list[Row], language: str) -> list[list[str]]:
+    """Return the head, the line below it and the rows."""
     lines = [HEADS[language], ["---"] * len(HEADS[language])]
     for row in rows:
         minutes = f"{row.minutes:.1f}" if row.minutes else ""
-        reached = REACHED[language][row.reached]
-        note = row.note.get(language, "")
+        reached, note = REACHED[language][row.reached], row.note.get(language, "")
         lines.append([row.part, row.task[language], row.known, row.ours, reached, minutes, note])
-    return [f"| {' | '.join(cells)} |" for cells in lines]
+    return lines
+
+
+def as_line(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
 
 def short_table(rows: list[Row], language: str) -> list[str]:
     """Return at most ten lines for the README: no minutes, no notes."""
-    keep = (0, 1, 2, 3, 4)
-    cells = [re.split(r" ?\| ?", line)[1:-1] for line in table(rows, language)]
-    return ["| " + " | ".join(line[i] for i in keep) + " |" for line in cells][:10]
+    return [as_line(cells[:5]) for cells in cells_of(rows, language)][:10]
 
 
 def write_pages(outcomes: list[Outcome]) -> None:
@@ -147,20 +157,24 @@ def write_pages(outcomes: list[Outcome]) -> None:
         "en": f"Measured {machine()[:-1]}, {capability}, one thread.",
         "zh": f"测于 {machine()[:-1]},{capability},单线程。",
     }
-    draw(outcomes)
+    drawn = draw(outcomes)
     for language, (page, readme) in PAGES.items():
-        paste_markdown(page, MARKER, ["", *table(rows, language), "", below[language], ""])
+        lines = ["", *table(rows, language), "", below[language], ""]
+        if drawn:
+            path = os.path.relpath(FIGURE, page.parent)
+            lines += [f"![{CURVES[language]}]({path})", ""]
+        paste_markdown(page, MARKER, lines)
         paste_markdown(readme, MARKER, ["", *short_table(rows, language), ""])
 
 
-def draw(outcomes: list[Outcome]) -> None:
-    """Draw one panel for each task with curves, with the known figure as a band."""
+def draw(outcomes: list[Outcome]) -> bool:
+    """Draw one panel for each task with curves, with the known figure as a band, if there are."""
     curves = [curve for outcome in outcomes for curve in outcome.curves]
     panels: dict[str, list[Curve]] = {}
     for curve in curves:
         panels.setdefault(curve.panel, []).append(curve)
     if not panels:
-        return
+        return False
     import matplotlib
 
     matplotlib.use("svg")
@@ -182,6 +196,7 @@ def draw(outcomes: list[Outcome]) -> None:
     figure.tight_layout()
     figure.savefig(FIGURE, metadata={"Date": None})
     plt.close(figure)
+    return True
 
 
 if __name__ == "__main__":

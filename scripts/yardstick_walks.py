@@ -1,0 +1,177 @@
+"""Y2: trlx's random walks by tether's SFT and PPO, and beside them TRL's PPO and GRPO.
+
+All sides get the same supervised model, the same files, as many rows and optimizer steps, one
+thread, and the same evaluation: every start 25 times, sampled. Clocks stand still meanwhile.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from yardstick_store import ROOT, Curve, NotThere, Outcome, Row, Store
+
+from tether.config.load import load_config
+
+SOURCE = ROOT / "examples" / "random_walks"
+CODE = ("examples/random_walks", "bench/walks", "src/tether")
+SEEDS = (0, 1, 2)
+PROMISED = 0.9
+NAMES = {"tether": "tether PPO", "trl_ppo": "TRL 1.12 PPO", "trl_grpo": "TRL GRPO"}
+SAMPLES_PER_PROMPT = 8  # of GRPO's groups; PPO has one response to a prompt
+
+
+def run(store: Store) -> Outcome:
+    folder = store.folder / "walks"
+    prepare(store, folder)
+    sides: dict[str, list[dict[str, Any]]] = {}
+    missing: dict[str, str] = {}
+    for side in NAMES:
+        try:
+            sides[side] = [one_run(store, folder, side, seed) for seed in SEEDS]
+        except NotThere as reason:
+            missing[side] = str(reason)
+    rows = [row_of(sides, missing)]
+    curves = [
+        Curve("random walks", NAMES[side], mean_curve(results)) for side, results in sides.items()
+    ]
+    return Outcome(rows, curves)
+
+
+def prepare(store: Store, folder: Path) -> None:
+    """Make data and model, and train the model on the walks: `sft` in the folder."""
+
+    def measure() -> dict[str, Any]:
+        shutil.rmtree(folder, ignore_errors=True)
+        call([sys.executable, str(SOURCE / "make.py"), str(folder)], ROOT)
+        for name in ("reward.py", "sft.yaml", "ppo.yaml"):
+            shutil.copy(SOURCE / name, folder)
+        call([*TETHER, "sft", "sft.yaml", "--run.dir", "sft-run", "--threads", "1"], folder)
+        newest = sorted((folder / "sft-run" / "checkpoints").glob("*/actor"))[-1]
+        shutil.copytree(newest, folder / "sft")
+        return {}
+
+    settings = {name: (SOURCE / name).read_text(encoding="utf-8") for name in ("sft.yaml",)}
+    settings |= {"made by": (SOURCE / "make.py").read_text(encoding="utf-8")}
+    if not (folder / "sft").is_dir():  # kept result, lost folder
+        store.path("Y2-sft", settings).unlink(missing_ok=True)
+    store.measured("Y2-sft", settings, measure, CODE)
+
+
+TETHER = (sys.executable, "-m", "tether")
+
+
+def one_run(store: Store, folder: Path, side: str, seed: int) -> dict[str, Any]:
+    recipe = (SOURCE / "ppo.yaml").read_text(encoding="utf-8")
+    settings = {"side": side, "seed": seed, "recipe": recipe, "torch": version("torch")}
+    name = f"Y2-{side}-seed{seed}"
+    measure = ours if side == "tether" else peer
+    return store.measured(name, settings, lambda: measure(folder, side, seed), CODE)
+
+
+def ours(folder: Path, side: str, seed: int) -> dict[str, Any]:
+    """Train by the command; its own files say what it scored and how long each iteration took."""
+    run_dir = folder / f"run-seed{seed}"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    options = ["--seed", str(seed), "--run.dir", str(run_dir), "--threads", "1"]
+    call([*TETHER, "train", "ppo.yaml", *options], folder)
+    seconds = {}
+    total = 0.0
+    for line in (run_dir / "timings.jsonl").read_text(encoding="utf-8").splitlines():
+        timing = json.loads(line)
+        total += timing["time/iteration"]
+        seconds[timing["iteration"]] = total
+    curve = []
+    for line in (run_dir / "evals.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        iteration = record["iteration"]
+        curve.append((iteration, seconds.get(iteration, 0.0), record["sampled"]["mean"]))
+    return {"curve": curve}
+
+
+def peer(folder: Path, side: str, seed: int) -> dict[str, Any]:
+    sys.path.insert(0, str(ROOT))
+    from bench import environments
+
+    try:
+        python = environments.python_of(side)
+    except environments.NotThere as reason:
+        raise NotThere(str(reason)) from None
+    config = load_config(folder / "ppo.yaml")
+    job = {
+        "folder": str(folder),
+        "model": str(folder / "sft"),
+        "train": read_jsonl(folder / "train.jsonl"),
+        "heldout": read_jsonl(folder / "heldout.jsonl"),
+        "rows": config.rows,
+        "samples_per_prompt": SAMPLES_PER_PROMPT,
+        "response_tokens": config.rollout.max_response_tokens,
+        "minibatch_rows": config.actor.minibatch_rows,
+        "epochs": config.actor.epochs,
+        "iterations": config.train.iterations,
+        "eval_every": config.train.eval_every,
+        "lr": config.actor.lr,
+        "value_coef": config.critic.coef,
+        "scratch": str(folder / "scratch"),
+        "threads": 1,
+        "seed": seed,
+    }
+    out = call([str(python), "-m", f"bench.walks.{side}"], ROOT, json.dumps(job))
+    return {"curve": json.loads(out.strip().splitlines()[-1])["curve"]}
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def call(command: list[str], folder: Path, given: str = "") -> str:
+    """Run to the end and return what was printed; with one thread, as all sides have."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, input=given, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def mean_curve(results: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return the mean optimality over the seeds by iteration."""
+    columns = zip(*(result["curve"] for result in results), strict=True)
+    return [(column[0][0], statistics.fmean(point[2] for point in column)) for column in columns]
+
+
+def row_of(sides: dict[str, list[dict[str, Any]]], missing: dict[str, str]) -> Row:
+    """Return optimality and training seconds of each side, means over the seeds."""
+
+    def last(side: str) -> tuple[float, float]:
+        ends = [result["curve"][-1] for result in sides[side]]
+        return statistics.fmean(e[2] for e in ends), statistics.fmean(e[1] for e in ends)
+
+    optimality, seconds = last("tether")
+    before = statistics.fmean(result["curve"][0][2] for result in sides["tether"])
+    spread = statistics.pstdev(result["curve"][-1][2] for result in sides["tether"])
+    others = {side: last(side) for side in sides if side != "tether"}
+    known = ["1.0 by construction"]
+    known += [f"{NAMES[side]} {o:.3f} in {s:.0f} s" for side, (o, s) in others.items()]
+    known += [f"{NAMES[side]}: {reason}" for side, reason in missing.items()]
+    reached = optimality >= PROMISED and all(
+        optimality >= other and seconds <= took for other, took in others.values()
+    )
+    return Row(
+        part="Y2",
+        task={
+            "en": "random walks: optimality after 100 × 128 rows",
+            "zh": "随机游走：100 × 128 行之后的最优度",
+        },
+        known="; ".join(known),
+        ours=f"{optimality:.3f} ± {spread:.3f} in {seconds:.0f} s",
+        reached=reached,
+        minutes=sum(r["seconds"] for results in sides.values() for r in results) / 60,
+        note={"en": f"before PPO {before:.3f}", "zh": f"PPO 之前 {before:.3f}"},
+    )
