@@ -263,13 +263,14 @@ def time_to_score() -> Block:
     def job(compute: str) -> Callable[[], Job]:
         return lambda: time_to_score_job(score=0.85, eval_every=1, compute=compute)
 
-    ours, peer = "tether", "TRL GRPO"
+    ours, peer, plain = "tether", "TRL GRPO", "plain PyTorch PPO"
     sides = []
     for name, compute in (("", "float32"), (BF16, "bfloat16")):
         sides += [
             Side(ours + name, "bench.ours.time_to_score", job(compute)),
             Side(peer + name, "bench.peers.trl_grpo.program", job(compute), "trl_grpo"),
         ]
+    sides.append(Side(plain, "bench.peers.plain_ppo.program", job("float32"), "plain_ppo"))
     return Block(
         name="time-to-85",
         title="time to 85% sampled on the held-out problems, starter model, 256 rows per iteration",
@@ -277,8 +278,12 @@ def time_to_score() -> Block:
         checks=[
             Check("float32, against TRL GRPO", peer, ours),
             Check("each at its best", (peer, peer + BF16), (ours, ours + BF16), at_least=1.5),
+            Check("against plain PyTorch", plain, ours),
         ],
-        notes=["A seed a turn. Evaluated after every iteration; the clock stands still meanwhile."],
+        notes=[
+            "A seed a turn. Evaluated after every iteration; the clock stands still meanwhile.",
+            "Plain PyTorch is PPO in one loop, as from a blog post: stopped, it begins anew.",
+        ],
     )
 
 

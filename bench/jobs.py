@@ -116,6 +116,7 @@ def time_to_score_job(score: float, eval_every: int, compute: str = "float32") -
         "epochs": config.actor.epochs,
         "iterations": config.train.iterations,
         "lr": config.actor.lr,
+        "critic_lr": config.critic.lr,
         "beta": config.kl.in_reward.coef,
         "score": score,
         "eval_every": eval_every,

@@ -115,8 +115,22 @@ def block_lines(block: Block, turns: Turns, gemm_rate: float | None) -> list[str
         if floors:
             cells.append(f"{floors[side.name]:.2f}" if side.name in floors else "")
         rows.append([side.name, *cells])
-    missing = [f"  {name}: {why}" for name, why in turns.missing.items()]
-    return [block.title, *table(rows).split("\n"), *(f"  {n}" for n in block.notes), *missing, ""]
+    notes = [*block.notes, *(f"{name}: {why}" for name, why in turns.missing.items())]
+    notes += [spent for side in block.sides if (spent := _spent(side.name, turns))]
+    return [block.title, *table(rows).split("\n"), *(f"  {note}" for note in notes), ""]
+
+
+def _spent(side: str, turns: Turns) -> str | None:
+    """What a side had scored and spent of KL when it stopped, where it says so."""
+    done = [turn for turn in turns.results[side] if turn.get("kl") is not None]
+    if not done:
+        return None
+    score = statistics.median(turn["curve"][-1][2] for turn in done)
+    kl = statistics.median(turn["kl"] for turn in done)
+    iterations = ", ".join(str(turn["curve"][-1][0]) for turn in done)
+    return (
+        f"{side}: {score:.1%} at a KL of {kl:.2f} nats per response, after {iterations} iterations."
+    )
 
 
 def _cells(found: Figure | None, unit: str) -> list[str]:

@@ -25,6 +25,7 @@ class Stopwatch(Watcher[Evaluation]):
         self.seconds = 0.0
         self.began: float | None = None
         self.curve: list[tuple[int, float, float]] = []  # iteration, seconds, sampled score
+        self.kl: float | None = None  # of a held-out response to the reference, at the last look
 
     def evaluating(self, rows: int) -> None:
         if self.began is not None:
@@ -32,6 +33,7 @@ class Stopwatch(Watcher[Evaluation]):
 
     def evaluated(self, evaluation: Evaluation) -> None:
         self.curve.append((evaluation.iteration, self.seconds, evaluation.sampled.mean))
+        self.kl = evaluation.kl
         if evaluation.sampled.mean >= self.score:
             raise Reached
         self.began = time.perf_counter()
@@ -59,7 +61,7 @@ def run(job: Job) -> Result:
         api.train(config, watch=watch)
     reached = watch.curve[-1][2] >= job["score"]
     seconds = [watch.seconds] if reached else []
-    return {"seconds": seconds, "curve": watch.curve, "tokens": 0}
+    return {"seconds": seconds, "curve": watch.curve, "tokens": 0, "kl": watch.kl}
 
 
 if __name__ == "__main__":
