@@ -122,7 +122,7 @@ type: $(VENV)/.installed-dev  ## pyright over src/tether
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 wheel: $(VENV)/.installed-dev  ## dist/tether-VERSION.whl
-	$(BIN)/python -m build --wheel
+	$(BIN)/python -m build --wheel --no-isolation
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,5 +1,6 @@
 """The versions that are tested, and the bounds that are promised."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,15 @@ def test_extras_are_not_named_as_if_the_package_were_on_an_index():
     """`pip install 'tether[ray]'` would install somebody else's package."""
     texts = [*ROOT.glob("src/tether/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("README*")]
     assert [path for path in texts if "tether[" in path.read_text(encoding="utf-8")] == []
+
+
+def test_no_line_installs_from_an_index_entry_that_does_not_exist():
+    """What is installed is a clone, a wheel or another project; NAME stands for what may come."""
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("README*")]
+    install = re.compile(
+        r"(?:pip|pipx) (?:install|run)(?: --\S+)* '?\"?(?:tether)\b|--from tether\b"
+    )
+    for page in pages:
+        assert not install.search(page.read_text(encoding="utf-8")), page
+    assert install.search("pip install tether")
+    assert install.search("uvx --from tether tether train")
