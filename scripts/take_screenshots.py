@@ -69,7 +69,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with served(arguments.runs) as address, sync_playwright() as playwright:
         runs, run, iteration, row = choose_run(address)
-        token = f"#/run/{run}/iteration/{iteration}/row/{row}"
+        rows = f"#/run/{run}/iteration/{iteration}"
+        token = f"{rows}/row/{row}"
         shots = [  # name, address, size, language, theme, what to wait for, what to scroll to
             (
                 "curves",
@@ -80,7 +81,10 @@ def main() -> None:
                 ".js-plotly-plot",
                 None,
             ),
-            ("rows", f"#/run/{run}/iteration/{iteration}", DESK, "en", "light", "tbody tr", None),
+            ("rows", rows, DESK, "en", "light", "tbody tr", None),
+            ("groups", f"{rows}?show=groups", DESK, "en", "light", ".group", None),
+            ("pictures", f"{rows}?show=pictures", DESK, "en", "light", ".heat .hm", None),
+            ("heldout", f"#/run/{run}/heldout", DESK, "en", "light", "tbody tr", None),
             ("row", token, DESK, "en", "light", ".js-plotly-plot", None),
             (
                 "whatif",

@@ -40,7 +40,7 @@ def served(folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def wait_until(page, expression: str, seconds: float = 15) -> None:
+def wait_until(page, expression: str, seconds: float = 120) -> None:
     """Until a JavaScript expression holds. The page's policy forbids Playwright's own way of
     waiting, which evaluates text inside the page."""
     for _ in range(int(seconds / 0.1)):
@@ -65,7 +65,7 @@ def browser():
 def page(browser):
     context = browser.new_context(viewport=WIDE, locale="en-GB")
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(180_000)
     yield page
     context.close()
 

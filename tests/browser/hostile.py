@@ -119,6 +119,7 @@ def make_runs(folder: Path, names: int = 6) -> list[str]:
 def write_run(run: Path, texts: list[str]) -> None:
     printable = [text.replace("\ud800", "?") for text in texts]
     config = {"schema": 1, "actor": {"update": {"kind": printable[1]}}, "notes": printable}
+    config |= {"stage": printable[2], "train": {"iterations": 9}, printable[3]: printable[4]}
     (run / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
     names = dict.fromkeys(texts, 0.5)
     metrics = [{"iteration": i, "score/mean": 0.1 * i, **names} for i in range(4)]
@@ -138,10 +139,15 @@ def write_run(run: Path, texts: list[str]) -> None:
     write(
         run / "events.jsonl",
         [
-            {"iteration": 1, "kind": text, "row": text, "message": text, "attempt": text}
-            for text in texts
+            *(
+                {"iteration": 1, "kind": text, "row": text, "message": text, "attempt": text}
+                for text in texts
+            ),
+            {"iteration": 9, "kind": "failed", "row": None, "message": texts[7], "attempt": 1},
         ],
     )
+    for iteration in (0, 4):
+        write_heldout(run, iteration, texts)
     write(
         run / "rollouts" / "000002.jsonl", [row_of(i, text, [text]) for i, text in enumerate(texts)]
     )
@@ -149,6 +155,20 @@ def write_run(run: Path, texts: list[str]) -> None:
         run / "rollouts" / "000003.jsonl",
         [row_of(0, "\n".join(texts), texts), row_of(1, texts[0], texts, holes=True)],
     )
+
+
+def write_heldout(run: Path, iteration: int, texts: list[str]) -> None:
+    """Held-out responses: a text in every field, and another one in the later evaluation."""
+    (run / "evals").mkdir(exist_ok=True)
+    lines = []
+    for i, text in enumerate(texts):
+        said = texts[(i + iteration) % len(texts)]
+        answer = {"response": said, "finish_reason": said, "score": (i + iteration) % 3 / 2}
+        answer |= {"score_parts": {said: said}, "score_extras": {said: said}}
+        columns = {"answer": text, text: [text]} if i % 9 == 0 else {"answer": text}
+        line = {"row": i, "prompt": text, "columns": columns}
+        lines.append({**line, "greedy": answer, "sampled": answer if i % 2 else text})
+    write(run / "evals" / f"{iteration:06d}.jsonl", lines)
 
 
 def row_of(number: int, text: str, tokens: list[str], holes: bool = False) -> dict:
@@ -159,7 +179,11 @@ def row_of(number: int, text: str, tokens: list[str], holes: bool = False) -> di
     return {
         "iteration": 2,
         "row": number,
+        "data_file": text,
         "data_line": 1,
+        "columns": {"answer": text, "further": {"deep": [text]}},
+        "score_parts": {"part": 0.5},
+        "score_extras": {"said": text},
         "prompt": text,
         "response": text,
         "finish_reason": text,

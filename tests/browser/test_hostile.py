@@ -92,7 +92,31 @@ def visit(page, watch: Watch, runs: list[str], exported: bool) -> str:
     note("older events")
     go(f"{run}/config", "pre")
 
+    go("#/table", ".run-table tbody tr")
+    page.get_by_label("Fold seeds").uncheck()
+    page.wait_for_timeout(200)
+    note("the table of runs")
+    go(f"#/diff/{quote(runs[0], safe='')}/{quote(runs[1], safe='')}", "tbody tr")
+    go(f"{run}/heldout", ".rows tbody tr")
+    go(f"{run}/heldout?decoding=sampled&kind=better", ".rows tbody tr")
+    for held in (9, 40):
+        go(f"{run}/heldout/{held}", ".answer")
+    go(f"{run}/prompt/1?file={quote(payloads()[3], safe='')}", ".history")
+    go(f"{run}/iteration/2?show=groups", ".group")
+    go(f"{run}/iteration/3?show=pictures", ".chart .js-plotly-plot")
+    if not exported:
+        go(f"{run}/iteration/3?show=batch", ".totals td")
+
     go(f"{run}/iteration/2", ".rows tbody tr")
+    page.locator(".chooser summary").click()
+    for box in page.locator(".chooser input:not(:checked)").all():
+        box.check()
+    page.locator(".chooser summary").click()
+    page.get_by_label("Add a filter").select_option("columns.further")
+    page.get_by_label("further contains").fill("<")
+    page.wait_for_timeout(300)
+    note("every column, filtered")
+    page.get_by_label("further contains").fill("")
     for button in page.locator(".rows thead button").all():
         button.click()
     page.get_by_role("button", name="Next").last.click()
@@ -131,7 +155,7 @@ def hostile(tmp_path_factory) -> tuple[Path, list[str]]:
 def watched_page(browser):
     context = browser.new_context(viewport=WIDE, locale="en-GB")
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(180_000)
     yield page
     context.close()
 

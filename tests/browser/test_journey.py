@@ -99,6 +99,24 @@ def test_moving_beta_moves_the_numbers_and_reset_brings_them_back(page, row):
     assert "kl.in_reward" not in page.url
 
 
+def test_moving_beta_moves_the_colours_of_the_tokens(page, row):
+    """Colours follow the rewards under the new beta, on a scale that holds old and new."""
+    page.get_by_label("Colour by").select_option("token_level_rewards")
+    before = page.eval_on_selector_all(
+        ".chip", "es => es.map(e => e.style.getPropertyValue('--share'))"
+    )
+    page.locator(".whatif").get_by_label("kl.in_reward.coef").first.fill("5")
+    page.locator(".bar .legend + p + p.warn").wait_for()
+    pairs = zip(row["token_level_rewards"], row["kl"], strict=True)
+    moved = [r - (5 - row["beta"]) * kl for r, kl in pairs]
+    reach = max(abs(x) for x in [*moved, *row["token_level_rewards"]])
+    shares = page.eval_on_selector_all(
+        ".chip", "es => es.map(e => parseFloat(e.style.getPropertyValue('--share')))"
+    )
+    assert shares == pytest.approx([100 * abs(x) / reach for x in moved], abs=0.1)
+    assert before != shares
+
+
 def test_the_beta_slider_is_a_slider(page, row):
     slider = page.locator(".whatif input[type=range]").first
     slider.focus()

@@ -24,6 +24,7 @@ from tether.rollout.tools.build import build_episode_source
 from tether.run.directory import EVALS
 from tether.run.metrics import Event
 from tether.run.reader import read_lines
+from tether.run.writer import shown_columns
 from tether.types import Prompts, Rollout, Scores
 
 Z95 = 1.959964  # the standard normal's 97.5% point
@@ -177,6 +178,7 @@ def _response_records(
             "data_file": prompts.files[row],
             "data_line": prompts.positions[row] + 1,
             "prompt": prompts.texts[row],
+            "columns": shown_columns(prompts.columns[row]),
             **{
                 kind: {
                     "response": texts[kind][row],

@@ -12,7 +12,7 @@ from tether.models.vocabulary import Vocabulary
 from tether.ppo.result import Outcome
 from tether.ppo.scoring import row_turns, score_record
 from tether.run.columns import WRITTEN
-from tether.run.writer import shortest_floats
+from tether.run.writer import shortest_floats, shown_columns
 
 
 def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> list[dict[str, Any]]:
@@ -40,6 +40,7 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
                 "data_file": outcome.prompts.files[row],
                 "data_line": outcome.prompts.positions[row] + 1,
                 "prompt": outcome.prompts.texts[row],
+                "columns": shown_columns(outcome.prompts.columns[row]),
                 "response": vocabulary.decode(response_ids),
                 "finish_reason": rollout.finish_reasons[row],
                 **score_record(outcome.scores, row),

@@ -31,6 +31,7 @@ from tether.run.metrics import Event
 from tether.run.reader import NotRegular, open_regular
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+MAX_COLUMN_CHARACTERS = 4000  # of a data column beside a response
 ROLLOUT_FILE = re.compile(r"([0-9]{6,})\.(jsonl|tmp)")  # anything else belongs to another program
 
 
@@ -244,6 +245,25 @@ def _iteration(path: Path, number: int, line: bytes) -> int:
 def shortest_floats(x: Tensor) -> list[float]:
     """Return float32 values as the shortest decimals that read back to the same float32."""
     return [float(str(value)) for value in x.float().cpu().numpy()]
+
+
+def shown_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the other columns of a data row, short and in JSON's types, for a run's files.
+
+    What JSON does not know becomes text, and a value above MAX_COLUMN_CHARACTERS is cut.
+    """
+    return {str(name): _shown_value(value) for name, value in columns.items()}
+
+
+def _shown_value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        value = text = str(value)
+    cut = len(text) > MAX_COLUMN_CHARACTERS
+    return f"{text[:MAX_COLUMN_CHARACTERS]}…" if cut else value
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tether.run.columns import COLUMNS
-from tether.run.directory import EVALS, METRICS
+from tether.run.directory import EVALS, EVENTS, METRICS
 from tether.run.glossary import METRICS as METRIC_WORDS
 from tether.run.glossary import TIMINGS as TIMING_WORDS
 from tether.view.metric_table import as_number, thin
@@ -28,6 +28,14 @@ Body = dict[str, Any]
 WORDS = {**METRIC_WORDS, **TIMING_WORDS}
 MAX_EVENTS = 1000
 WHATIF_COLUMNS = tuple(column.name for column in COLUMNS if column.moves)
+# What the table of runs shows of the last iteration.
+TABLE_METRICS = (
+    "score/mean",
+    "kl/sequence_mean",
+    "actor/entropy",
+    "response/length_mean",
+)
+ENDS = ("stopped", "failed", "interrupted")  # kinds of events that end an attempt
 
 
 class NotFound(Exception):
@@ -45,17 +53,36 @@ def _line(run: Run) -> Body:
     metrics, evaluation = run.read_last(METRICS) or {}, run.read_last(EVALS) or {}
     last, planned = metrics.get("iteration"), run.planned_iterations()
     done = last + 1 if type(last) is int else 0
-    state = "finished" if planned is not None and done >= planned else "stopped"
+    state, reason = _state(run, done, planned)
+    config = run.read_config()[1]
     return {
         "id": run.id,
         "iterations": done,
         "planned": planned,
-        "state": "running" if run.is_running() else state,
+        "state": state,
+        "reason": reason,
+        "stage": _text(config.get("stage")) or "ppo",
+        "seed": config["seed"] if type(config.get("seed")) is int else None,
+        "twins": run.config_without_seed(),
+        "last": {name: _null(as_number(metrics.get(name))) for name in TABLE_METRICS},
         "modified": run.modified(),
         "score": _null(as_number(metrics.get("score/mean"))),
         "heldout": _null(as_number(inside(evaluation, "sampled", "mean"))),
         "problem": problems[0] if problems else None,
     }
+
+
+def _state(run: Run, done: int, planned: int | None) -> tuple[str, str | None]:
+    """Return running, finished, or how the last attempt ended, with the run's own words for it."""
+    if run.is_running():
+        return "running", None
+    if planned is not None and done >= planned:
+        return "finished", None
+    event = run.read_last(EVENTS) or {}
+    at = event.get("iteration")
+    if event.get("kind") in ENDS and type(at) is int and at >= done:  # not of an earlier attempt
+        return str(event["kind"]), _text(event.get("message"))
+    return "stopped", None
 
 
 def describe_run(run: Run) -> Body:
@@ -74,6 +101,8 @@ def describe_run(run: Run) -> Body:
         "glossary": {name: WORDS[name]._asdict() for name in names if name in WORDS},
         "columns": {c.name: {"en": c.english, "zh": c.chinese} for c in COLUMNS},
         "rollouts": run.rollout_iterations(),
+        "heldout": run.heldout_iterations(),
+        "samples": samples_per_prompt(config),
         "problems": problems,
     }
 
@@ -124,18 +153,18 @@ def read_events(run: Run, offset: int = 0, limit: int = 100) -> Body:
 
 def list_rows(run: Run, iteration: int) -> Body:
     """Return a line for every row of an iteration."""
-    rows = _rows(run, iteration)
+    rows = rows_of(run, iteration)
     lines = [summary(number, row) for number, row in rows.by_number.items()]
     return {"iteration": iteration, "rows": lines, "problems": rows.problems}
 
 
 def describe_row(run: Run, iteration: int, number: int) -> Body:
     """Return every number of every token, the computed ones at the run's own settings."""
-    rows = _rows(run, iteration)
+    rows = rows_of(run, iteration)
     row, config = _row(rows, number), run.read_config()[1]
     from tether.view.whatif import logged_journey  # loads torch, when a row is first opened
 
-    own = _own_settings(run, iteration, row)
+    own = settings_of(run, iteration, row)
     journey = logged_journey(rows, number, own, samples_per_prompt(config))
     return {
         "row": scalars(number, row),
@@ -157,9 +186,9 @@ def describe_row(run: Run, iteration: int, number: int) -> Body:
 
 def what_if(run: Run, iteration: int, number: int, query: Mapping[str, str]) -> Body:
     """Return the row before and after other settings; one that cannot be is a UserError."""
-    rows = _rows(run, iteration)
+    rows = rows_of(run, iteration)
     row, config = _row(rows, number), run.read_config()[1]
-    own = _own_settings(run, iteration, row)
+    own = settings_of(run, iteration, row)
     settings = read_settings(query, config, own)
     from tether.view.whatif import recompute
 
@@ -177,7 +206,7 @@ def what_if(run: Run, iteration: int, number: int, query: Mapping[str, str]) -> 
     }
 
 
-def _own_settings(run: Run, iteration: int, row: Mapping[str, Any]) -> Settings:
+def settings_of(run: Run, iteration: int, row: Mapping[str, Any]) -> Settings:
     """Return the settings of the iteration that made the row."""
     run.read_series()
     metrics = run.metrics
@@ -193,7 +222,8 @@ def to_json(body: Body | str) -> str:
         return json.dumps(_plain(body), allow_nan=False)
 
 
-def _rows(run: Run, iteration: int) -> Rows:
+def rows_of(run: Run, iteration: int) -> Rows:
+    """Return the rows of an iteration that wrote some."""
     if iteration not in run.rollout_iterations():
         raise NotFound(f"{run.id} has no rows of iteration {iteration}.")
     return run.read_rollout(iteration)
@@ -203,6 +233,10 @@ def _row(rows: Rows, number: int) -> dict[str, Any]:
     if number not in rows.by_number:
         raise NotFound(f"Row {number} was not written.")
     return rows.by_number[number]
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _null(x: float) -> float | None:

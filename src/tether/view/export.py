@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tether.errors import UserError
-from tether.view import api
+from tether.view import api, pictures, samples
 from tether.view.run_reader import Folder, Run
 from tether.view.security import CONTENT_SECURITY_POLICY
 from tether.view.server import STATIC, plotly_file, static_names
@@ -51,9 +51,15 @@ def _answers(run: Run) -> Iterator[tuple[str, api.Body]]:
     yield f"{base}/series", api.read_series(run, described["names"], 0, None)
     yield f"{base}/evals", api.read_evals(run)
     yield f"{base}/events", api.read_events(run, 0, api.MAX_EVENTS)
+    for iteration in described["heldout"]:
+        yield f"{base}/heldout/{iteration}", samples.read_heldout(run, iteration)
     for iteration in described["rollouts"]:
         rows = api.list_rows(run, iteration)
         yield f"{base}/rollouts/{iteration}", rows
+        yield f"{base}/rollouts/{iteration}/histograms", pictures.read_histograms(run, iteration)
+        for column in described["columns"]:
+            heat = pictures.read_heat(run, iteration, column)
+            yield f"{base}/rollouts/{iteration}/heat/{column}", heat
         for row in rows["rows"]:
             number = row["row"]
             yield (

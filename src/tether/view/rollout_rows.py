@@ -57,14 +57,21 @@ def summary(number: int, row: dict[str, Any]) -> dict[str, Any]:
         "row": number,
         **{
             name: row.get(name)
-            for name in ("data_line", "prompt", "response", "score", "finish_reason")
+            for name in ("data_file", "data_line", "prompt", "response", "score", "finish_reason")
         },
+        **{name: mapping(row, name) for name in ("columns", "score_parts")},
         "usable": is_usable(row),
         "length": sum(mask),  # as response/length_mean counts: what the policy wrote
         "kl": _sum_of_k1(row, mask),
         "reward": _sum(numbers(row, "token_level_rewards"), mask),
         "advantage": _mean(numbers(row, "advantages"), mask),
     }
+
+
+def mapping(row: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a mapping inside the row; empty where an older file has none."""
+    value = row.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def scalars(number: int, row: dict[str, Any]) -> dict[str, Any]:

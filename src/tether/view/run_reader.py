@@ -1,5 +1,6 @@
 """Read runs from disk, and read on as they grow. Imports no torch."""
 
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from tether.run.directory import (
     EVENTS,
     LATEST,
     METRICS,
+    RESPONSES,
     ROLLOUTS,
     SCHEMA,
     TIMINGS,
@@ -36,10 +38,11 @@ from tether.view.growing_file import (
 from tether.view.metric_table import Table
 from tether.view.settings import inside
 
-ROLLOUT_FILE = re.compile(r"^[0-9]{6,9}\.jsonl$")
+NUMBERED_FILE = re.compile(r"^[0-9]{6,9}\.jsonl$")
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIG_VALUES = 10_000
-CACHED_ROLLOUTS = 3  # parsed files held in memory
+CACHED_FILES = 8  # of rows, parsed; fewer if they are large
+MAX_CACHED_BYTES = 128 << 20  # of them on disk
 MAX_ROW_BYTES = 32 << 20  # of a row that is shown: some 100,000 tokens with all their numbers
 MAX_ROWS_BYTES = 128 << 20  # of a file; parsed, it takes about five times as much
 
@@ -58,7 +61,8 @@ class Run:
         }
         self._schemas: dict[str, set[Any]] = {name: set() for name in self._lines}
         self._config: tuple[Signature | None, str, dict[str, Any], list[str]] | None = None
-        self._rollouts: OrderedDict[int, tuple[Signature | None, Rows]] = OrderedDict()
+        self._twins: tuple[dict[str, Any], str] | None = None
+        self._files: OrderedDict[Path, tuple[Signature | None, Rows]] = OrderedDict()
         self._last: dict[str, tuple[Signature, dict[str, Any] | None]] = {}
 
     @property
@@ -105,6 +109,16 @@ class Run:
             self._config = now, *_load_config(self.root, self.directory / CONFIG)
         return self._config[1:]
 
+    def config_without_seed(self) -> str:
+        """Return a digest that runs share which differ in nothing but seed and directory."""
+        _, sections, _ = self.read_config()
+        if self._twins is None or self._twins[0] is not sections:
+            rest = {name: x for name, x in sections.items() if name not in ("seed", "run")}
+            text = json.dumps(rest, sort_keys=True, default=str)
+            digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+            self._twins = sections, digest if rest else self.id
+        return self._twins[1]
+
     def planned_iterations(self) -> int | None:
         """Return the iterations of the whole run: those of the config, or, of SFT and reward
         modelling, where they follow from the data, those that the newest checkpoint states."""
@@ -139,23 +153,42 @@ class Run:
         return self._last[name][1]
 
     def rollout_iterations(self) -> list[int]:
+        return self._numbered(ROLLOUTS)
+
+    def heldout_iterations(self) -> list[int]:
+        """Return after how many iterations held-out responses were kept."""
+        return self._numbered(RESPONSES)
+
+    def _numbered(self, folder: str) -> list[int]:
         try:
-            with os.scandir(self.directory / ROLLOUTS) as entries:
+            with os.scandir(self.directory / folder) as entries:
                 names = [entry.name for entry in entries]
         except OSError:
             return []
-        return sorted(int(name.split(".")[0]) for name in names if ROLLOUT_FILE.match(name))
+        return sorted(int(name.split(".")[0]) for name in names if NUMBERED_FILE.match(name))
 
     def read_rollout(self, iteration: int) -> "Rows":
         """Return the rows of one of `rollout_iterations`."""
-        path = self.directory / ROLLOUTS / f"{iteration:06d}.jsonl"
+        return self._read_rows(self.rollout_path(iteration))
+
+    def read_heldout(self, iteration: int) -> "Rows":
+        """Return the responses of one of `heldout_iterations`."""
+        return self._read_rows(self.directory / RESPONSES / f"{iteration:06d}.jsonl")
+
+    def rollout_path(self, iteration: int) -> Path:
+        return self.directory / ROLLOUTS / f"{iteration:06d}.jsonl"
+
+    def _read_rows(self, path: Path) -> "Rows":
         now = signature(path)
-        if iteration not in self._rollouts or self._rollouts[iteration][0] != now:
-            self._rollouts[iteration] = now, Rows(self.root, path)
-        self._rollouts.move_to_end(iteration)
-        while len(self._rollouts) > CACHED_ROLLOUTS:
-            self._rollouts.popitem(last=False)
-        return self._rollouts[iteration][1]
+        if path not in self._files or self._files[path][0] != now:
+            self._files[path] = now, Rows(self.root, path)
+        self._files.move_to_end(path)
+        while len(self._files) > 1 and (
+            len(self._files) > CACHED_FILES
+            or sum(rows.size for _, rows in self._files.values()) > MAX_CACHED_BYTES
+        ):
+            self._files.popitem(last=False)
+        return self._files[path][1]
 
     def modified(self) -> float:
         times = [signature(self.directory / name) for name in (METRICS, EVALS, CONFIG)]
@@ -171,6 +204,7 @@ class Rows:
     def __init__(self, root: Path, path: Path) -> None:
         self.by_number: dict[int, dict[str, Any]] = {}
         self.problems: list[str] = []
+        self.size = 0  # bytes that were parsed
         try:
             with open_inside(root, path) as file:
                 self._read(path.name, file)
@@ -194,6 +228,7 @@ class Rows:
                     f"{MAX_ROWS_BYTES:,} bytes."
                 )
                 break
+            self.size += len(line)
             row = parse_object(line.decode("utf-8", "replace"))
             if row is None:
                 self.problems.append(f"{name}, line {number} is not a JSON object.")

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tether.errors import UserError
-from tether.view import api
+from tether.view import api, batch, pictures, samples
 from tether.view.run_reader import Folder, Run
 from tether.view.security import Guard, is_loopback
 
@@ -92,7 +92,12 @@ def make_app(
         Route(f"{run}/series", pages.series),
         Route(f"{run}/evals", pages.evals),
         Route(f"{run}/events", pages.events),
+        Route(f"{run}/heldout/{{iteration}}", pages.heldout),
+        Route(f"{run}/history", pages.history),
         Route(f"{run}/rollouts/{{iteration}}", pages.rows),
+        Route(f"{run}/rollouts/{{iteration}}/histograms", pages.histograms),
+        Route(f"{run}/rollouts/{{iteration}}/heat/{{column}}", pages.heat),
+        Route(f"{run}/rollouts/{{iteration}}/whatif", pages.batch_what_if),
         Route(f"{run}/rollouts/{{iteration}}/{{row}}", pages.row),
         Route(f"{run}/rollouts/{{iteration}}/{{row}}/whatif", pages.what_if),
     ]
@@ -156,6 +161,28 @@ class Pages:
 
     async def rows(self, request: Request) -> Response:
         return _json(api.list_rows(self._run(request), _number(request, "iteration")))
+
+    async def heldout(self, request: Request) -> Response:
+        return _json(samples.read_heldout(self._run(request), _number(request, "iteration")))
+
+    async def history(self, request: Request) -> Response:
+        query = request.query_params
+        line, since = (
+            _count(query.get("line", ""), "line"),
+            _count(query.get("since", "0"), "since"),
+        )
+        return _json(samples.read_history(self._run(request), query.get("file"), line, since))
+
+    async def histograms(self, request: Request) -> Response:
+        return _json(pictures.read_histograms(self._run(request), _number(request, "iteration")))
+
+    async def heat(self, request: Request) -> Response:
+        column = request.path_params["column"]
+        return _json(pictures.read_heat(self._run(request), _number(request, "iteration"), column))
+
+    async def batch_what_if(self, request: Request) -> Response:
+        iteration, query = _number(request, "iteration"), request.query_params
+        return _json(batch.batch_what_if(self._run(request), iteration, query))
 
     async def row(self, request: Request) -> Response:
         iteration, row = _number(request, "iteration"), _number(request, "row")

@@ -145,6 +145,73 @@ def recompute(
     return before, after, _note(tensors, number, own, settings)
 
 
+def logged_column(rows: Rows, name: str, own: Settings, samples: int) -> dict[int, list[float]]:
+    """Return a computed column of every row at the run's own settings; empty if it is unknown."""
+    tensors = stack_rows(rows, samples)
+    column = None if own.unknown else from_log(tensors, own).columns[name]
+    if column is None:
+        return {}
+    cells = column.tolist()
+    return {n: cells[i][: tensors.lengths[n]] for n, i in tensors.index_of.items()}
+
+
+def recompute_batch(
+    rows: Rows, own: Settings, settings: Settings, samples: int
+) -> tuple["BatchTotals", "BatchTotals", str | None]:
+    """Return sums over all rows of the file as they were, as they would be, and what to keep in
+    mind."""
+    tensors = stack_rows(rows, samples)
+    before, after = from_log(tensors, own), from_settings(tensors, settings)
+    note = _note(tensors, min(tensors.index_of, default=0), own, settings)
+    return _totals(before, tensors), _totals(after, tensors), note
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """What a file of rows amounts to under some settings."""
+
+    numbers: dict[str, float | int | None]
+    advantages: list[float]  # what the policy loss uses, token by token
+
+
+def _totals(stages: Stages, tensors: RowTensors) -> BatchTotals:
+    mask, columns = tensors.mask, stages.columns
+    rows, tokens = len(tensors.index_of), int(mask.sum())
+
+    def moments(name: str) -> tuple[float | None, float | None]:
+        x = columns[name]
+        if x is None or tokens < 2:
+            return None, None
+        found = masked_moments(x, mask)
+        return float(found.mean), float(found.variance) ** 0.5
+
+    objective, ratio = columns["objective"], columns["ratio"]
+    clipped, left = {}, mask
+    for word, where in reversed(stages.clipped.items()):  # a later word is the more exact one
+        clipped[word] = int((where & left).sum())
+        left = left & ~where
+    policy = columns["policy_advantages"]
+    numbers = {
+        "rows": rows,
+        "tokens": tokens,
+        "reward": _per_row(columns["token_level_rewards"], rows),
+        "kl": _per_row(columns["kl"], rows),
+        "advantage_mean": moments("advantages")[0],
+        "advantage_std": moments("advantages")[1],
+        "policy_advantage_std": moments("policy_advantages")[1],
+        "positive": None if policy is None else int(((policy > 0) & mask).sum()),
+        "ratio_max": None if ratio is None or not tokens else float(ratio[mask].max()),
+        **{f"clipped_{word}": count for word, count in reversed(clipped.items())},
+        "clipped": sum(clipped.values()) if clipped else None,
+        "objective": None if objective is None else float(objective.sum()) / max(tokens, 1),
+    }
+    return BatchTotals(numbers, [] if policy is None else policy[mask].tolist())
+
+
+def _per_row(x: Tensor | None, rows: int) -> float | None:
+    return None if x is None or not rows else float(x.sum()) / rows
+
+
 def from_log(tensors: RowTensors, own: Settings) -> Stages:
     """Return the logged columns and what follows from them."""
     return _finish(tensors, tensors.columns, own)

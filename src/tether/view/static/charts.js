@@ -49,13 +49,22 @@ function layout(extra) {
     showlegend: false,
     hovermode: "x",
     dragmode: "zoom",
+    uirevision: "kept", // a zoom outlives the next drawing
+    bargap: 0.04,
     ...extra,
     xaxis: { ...axis, type: "linear", tickformat: "d", rangemode: "tozero", ...extra.xaxis },
     yaxis: { ...axis, type: "linear", nticks: 5, ...extra.yaxis },
   };
 }
 
-const CONFIG = { displayModeBar: false, responsive: true };
+const CONFIG = { displayModeBar: false, responsive: false };
+
+// A chart follows the width of its card, which changes without the window's.
+const widths = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.isConnected && target.layout && target.clientWidth) globalThis.Plotly.Plots.resize(target);
+  }
+});
 
 // A damaged file may hold text where a number belongs; a chart never gets to see it.
 function numbers(list) {
@@ -72,6 +81,54 @@ export function line(x, y, { variable, dash = "solid" }) {
     line: { color: resolved(variable), width: 1.75, dash },
     marker: { size: 4 },
     hovertemplate: "%{x}: %{y:.5g}<extra></extra>",
+  };
+}
+
+// The same line in the background: what a smoothed one was made from.
+export function pale(trace) {
+  return { ...trace, mode: "lines", opacity: 0.28, hoverinfo: "skip", hovertemplate: undefined };
+}
+
+// From the lowest to the highest of several seeds.
+export function band(x, low, high, { variable }) {
+  const colour = resolved(variable).replace("rgb(", "rgba(").replace(")", ", 0.18)");
+  const edge = { type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", x: numbers(x) };
+  return [
+    { ...edge, y: numbers(low) },
+    { ...edge, y: numbers(high), fill: "tonexty", fillcolor: colour },
+  ];
+}
+
+// A histogram whose bins were counted already.
+export function bars(edges, counts, { variable }, opacity = 0.85) {
+  const middle = counts.map((_, i) => (edges[i] + edges[i + 1]) / 2);
+  return {
+    x: numbers(middle),
+    y: numbers(counts),
+    width: counts.map((_, i) => edges[i + 1] - edges[i]),
+    type: "bar",
+    opacity,
+    marker: { color: resolved(variable) },
+    hovertemplate: "%{x:.4g}: %{y}<extra></extra>",
+  };
+}
+
+// Numbers over rows and tokens, with the colours of the chips.
+export function heat(cells, centre, reach) {
+  return {
+    z: cells.map(numbers),
+    type: "heatmap",
+    zmin: centre - (reach || 1),
+    zmax: centre + (reach || 1),
+    colorscale: [
+      [0, resolved("--below")],
+      [0.5, resolved("--surface")],
+      [1, resolved("--above")],
+    ],
+    showscale: false,
+    xgap: cells[0]?.length < 80 ? 1 : 0,
+    ygap: cells.length < 60 ? 1 : 0,
+    hovertemplate: "%{z:.5g}<extra></extra>",
   };
 }
 
@@ -105,6 +162,21 @@ export async function draw(element, traces, extra = {}) {
   const Plotly = await wakeCharts();
   if (!element.isConnected) return;
   await Plotly.react(element, traces, layout(extra), CONFIG);
+  widths.observe(element);
+}
+
+export async function zoomTo(element, range) {
+  const Plotly = await wakeCharts();
+  if (!element.isConnected || !element.layout) return;
+  const change = range ? { "xaxis.range": [...range] } : { "xaxis.autorange": true, "yaxis.autorange": true };
+  await Plotly.relayout(element, change);
+}
+
+// The chart as the address of a picture.
+export async function chartImage(element, scale) {
+  const Plotly = await wakeCharts();
+  const size = { width: element.clientWidth, height: element.clientHeight };
+  return Plotly.toImage(element, { format: "png", scale, ...size });
 }
 
 // A dotted line at x, where the reader looks.
@@ -118,5 +190,6 @@ export async function markAt(element, x) {
 }
 
 export async function forget(element) {
+  widths.unobserve(element);
   (await wakeCharts()).purge(element);
 }

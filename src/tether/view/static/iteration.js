@@ -1,16 +1,16 @@
-// The rows of one iteration: sort by any column, filter by text and score, open one.
+// One iteration: its rows in a table, in groups, as pictures, and under other settings.
 
 import { get, runPath } from "./api.js";
-import { button, debounce, h, labelled, link } from "./dom.js";
+import { batchPanel } from "./batch.js";
+import { button, h, labelled, link } from "./dom.js";
+import { groupList } from "./groups.js";
+import { currentPlace } from "./place.js";
+import { pictureBoard } from "./pictures.js";
+import { rowTable } from "./rows.js";
 import { runTabs } from "./run.js";
-import { fullValue, number, visible } from "./text.js";
 import { t } from "./words.js";
 
-const NUMBERS = ["score", "kl", "reward", "advantage", "length"];
-const COLUMNS = ["row", "prompt", "response", ...NUMBERS, "finish_reason"];
-const TEXTS = new Set(["prompt", "response", "finish_reason"]);
-const PAGE = 200; // rows in the document at a time, so that thousands stay quick
-const CELL_CHARACTERS = 160;
+const PARTS = { rows: rowTable, groups: groupList, pictures: pictureBoard, batch: batchPanel };
 
 export async function iterationView(page, id, which) {
   const about = await get(runPath(id));
@@ -23,24 +23,45 @@ export async function iterationView(page, id, which) {
   const iteration = which === "last" ? iterations.at(-1) : Number(which);
   const answer = await get(runPath(id, "rollouts", iteration));
   page.problems([...about.problems, ...answer.problems]);
-  const rows = new RowTable(id, iteration, answer.rows);
+  const asked = currentPlace().choices.get("show");
+  const part = Object.hasOwn(PARTS, asked ?? "") ? asked : "rows";
+  const made = PARTS[part]({ page, id, iteration, about, rows: answer.rows });
+  const go = (index) => {
+    if (iterations[index] !== undefined) location.hash = address(id, iterations[index], part);
+  };
+  const at = iterations.indexOf(iteration);
   return {
     element: h(
       "div",
       {},
       runTabs(id, "look"),
       h("h1", {}, t("iteration_n", { n: iteration })),
-      picker(id, iteration, iterations),
-      rows.element,
+      picker(iteration, iterations, go),
+      parts(id, iteration, part),
+      made.element,
     ),
+    keys: [
+      ["[", t("key_previous"), () => go(at - 1)],
+      ["]", t("key_next"), () => go(at + 1)],
+      ...(made.keys ?? []),
+    ],
+    start: () => made.start?.(),
   };
 }
 
-function picker(id, iteration, iterations) {
+function address(id, iteration, part) {
+  return link("run", id, "iteration", iteration) + (part === "rows" ? "" : `?show=${part}`);
+}
+
+function parts(id, iteration, active) {
+  const links = Object.keys(PARTS).map((part) =>
+    h("a", { href: address(id, iteration, part), "aria-current": part === active ? "page" : null }, t(`part_${part}`)),
+  );
+  return h("nav", { class: "tabs parts", "aria-label": t("iteration_n", { n: iteration }) }, links);
+}
+
+function picker(iteration, iterations, go) {
   const at = iterations.indexOf(iteration);
-  const go = (index) => {
-    location.hash = link("run", id, "iteration", iterations[index]);
-  };
   const slider = h("input", {
     type: "range",
     min: 0,
@@ -72,121 +93,4 @@ function picker(id, iteration, iterations) {
 function nearest(iterations, wanted) {
   const distance = (i) => Math.abs(iterations[i] - wanted);
   return iterations.reduce((best, _, i) => (distance(i) < distance(best) ? i : best), 0);
-}
-
-class RowTable {
-  constructor(id, iteration, rows) {
-    Object.assign(this, { id, iteration, rows, order: "row", falling: false, first: 0 });
-    const later = debounce(120, () => this.filter());
-    const input = (attributes) => h("input", { ...attributes, on: { input: later } });
-    this.text = input({ type: "search" });
-    this.low = input({ type: "number", step: "any", class: "short" });
-    this.high = input({ type: "number", step: "any", class: "short" });
-    this.head = h("thead");
-    this.body = h("tbody");
-    this.count = h("span", { class: "muted", role: "status" });
-    this.turns = h("span");
-    this.element = h(
-      "div",
-      {},
-      h(
-        "div",
-        { class: "bar" },
-        labelled(t("filter_text"), this.text),
-        labelled(t("score_from"), this.low),
-        labelled(t("score_to"), this.high),
-        this.count,
-        this.turns,
-      ),
-      h(
-        "div",
-        { class: "scroll tall", tabindex: "0", role: "region", "aria-label": t("look") },
-        h("table", { class: "rows" }, this.head, this.body),
-      ),
-    );
-    this.filter();
-  }
-
-  filter() {
-    const sought = this.text.value.toLowerCase();
-    const [low, high] = [bound(this.low, -Infinity), bound(this.high, Infinity)];
-    const anyScore = low === -Infinity && high === Infinity;
-    this.found = this.rows.filter(
-      (row) =>
-        (anyScore || (row.score !== null && row.score >= low && row.score <= high)) &&
-        [row.prompt, row.response].some((text) => String(text ?? "").toLowerCase().includes(sought)),
-    );
-    this.sort();
-  }
-
-  sort() {
-    this.found.sort((a, b) => compare(a[this.order], b[this.order], this.falling) || a.row - b.row);
-    this.first = 0;
-    this.show();
-  }
-
-  by(column) {
-    this.falling = this.order === column ? !this.falling : !TEXTS.has(column) && column !== "row";
-    this.order = column;
-    this.sort();
-    this.head.querySelector("[aria-sort] button").focus();
-  }
-
-  show() {
-    const last = Math.min(this.first + PAGE, this.found.length);
-    this.head.replaceChildren(h("tr", {}, COLUMNS.map((column) => this.heading(column))));
-    this.body.replaceChildren(...this.found.slice(this.first, last).map((row) => this.line(row)));
-    this.count.textContent = this.found.length
-      ? t("rows_shown", { from: this.first + 1, to: last, total: this.found.length })
-      : t("no_match");
-    const turn = (by) => () => {
-      this.first += by;
-      this.show();
-    };
-    this.turns.replaceChildren(
-      this.first > 0 ? button(t("previous"), turn(-PAGE)) : "",
-      last < this.found.length ? button(t("next"), turn(PAGE)) : "",
-    );
-  }
-
-  heading(column) {
-    const sorted = column === this.order;
-    const arrow = sorted ? (this.falling ? " ▾" : " ▴") : "";
-    const direction = sorted ? (this.falling ? "descending" : "ascending") : null;
-    const label = t("sort_by", { name: t(column) });
-    const title = column === "kl" ? t("kl_help") : label;
-    return h(
-      "th",
-      { scope: "col", "aria-sort": direction, class: TEXTS.has(column) ? null : "num" },
-      button(t(column) + arrow, () => this.by(column), { title }),
-    );
-  }
-
-  line(row) {
-    const href = link("run", this.id, "iteration", this.iteration, "row", row.row);
-    const cells = COLUMNS.map((column) => {
-      const value = row[column];
-      if (column === "row") return h("td", { class: "num" }, h("a", { href }, String(value)));
-      if (TEXTS.has(column)) return h("td", { class: `model-text ${column}` }, visible(clipped(value)));
-      return h("td", { class: "num", title: fullValue(value) }, number(value));
-    });
-    return h("tr", { class: row.usable === false ? "unusable" : null }, cells);
-  }
-}
-
-function bound(input, otherwise) {
-  return input.value === "" ? otherwise : Number(input.value);
-}
-
-function clipped(text) {
-  const whole = String(text ?? "");
-  return whole.length > CELL_CHARACTERS ? `${whole.slice(0, CELL_CHARACTERS)} …` : whole;
-}
-
-// Missing values come last, whichever way the others run.
-function compare(a, b, falling) {
-  if (a === b) return 0;
-  if (a === null || a === undefined) return 1;
-  if (b === null || b === undefined) return -1;
-  return (a < b ? -1 : 1) * (falling ? -1 : 1);
 }

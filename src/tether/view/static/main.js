@@ -1,14 +1,19 @@
 // The frame of the page: header, banner, which view is shown, and the two-second tick.
 
 import { Gone, Refused, exported } from "./api.js";
+import { diffView } from "./configdiff.js";
 import { button, h, link } from "./dom.js";
+import { heldoutView } from "./heldout.js";
+import { heldoutPromptView, promptView } from "./history.js";
 import { iterationView } from "./iteration.js";
+import { listenForKeys, showHelp } from "./keys.js";
 import { currentPlace } from "./place.js";
 import { isDark, startPreferences, switchLanguage, switchTheme } from "./preferences.js";
 import { configView, eventsView } from "./records.js";
 import { rowView } from "./row.js";
 import { runView } from "./run.js";
 import { runsView } from "./runs.js";
+import { tableView } from "./table.js";
 import { spoken, t } from "./words.js";
 
 const TICK_MILLISECONDS = 2000;
@@ -30,10 +35,14 @@ const page = {
 
 function viewOf([first, id, kind, n, rowKind, row]) {
   if (first === undefined) return runsView(page);
+  if (first === "table") return tableView(page);
+  if (first === "diff" && kind !== undefined) return diffView(page, id, kind);
   if (first !== "run" || id === undefined) return null;
   if (kind === undefined) return runView(page, id);
   if (kind === "events") return eventsView(page, id);
   if (kind === "config") return configView(page, id);
+  if (kind === "heldout") return n === undefined ? heldoutView(page, id) : heldoutPromptView(page, id, n);
+  if (kind === "prompt" && n !== undefined) return promptView(page, id, n);
   if (kind === "iteration" && rowKind === "row") return rowView(page, id, n, row);
   return kind === "iteration" ? iterationView(page, id, n) : null;
 }
@@ -108,6 +117,7 @@ function header() {
       { class: "switches" },
       button(t("language"), () => again(switchLanguage), { lang: other, id: "language" }),
       button(t(isDark() ? "theme_light" : "theme_dark"), () => again(switchTheme), { id: "theme" }),
+      button("?", () => showHelp(keys()), { id: "keys", "aria-label": t("keys"), title: t("keys") }),
     ),
   );
 }
@@ -117,6 +127,25 @@ async function again(change) {
   change();
   await show();
   document.getElementById(focused)?.focus();
+}
+
+// The view's own keys come first.
+function keys() {
+  const { parts } = currentPlace();
+  const places = [
+    ["r", t("runs"), () => (location.hash = "#/")],
+    ["t", t("table_of_runs"), () => (location.hash = "#/table")],
+  ];
+  if (parts[0] === "run" && parts[1] !== undefined) {
+    const to = (...rest) => () => (location.hash = link("run", parts[1], ...rest));
+    places.push(["c", t("curves"), to()], ["w", t("look"), to("iteration", "last")]);
+    places.push(["h", t("heldout_tab"), to("heldout")], ["e", t("events"), to("events")]);
+  }
+  const switches = [
+    ["d", t("key_theme"), () => again(switchTheme)],
+    ["l", t("key_language"), () => again(switchLanguage)],
+  ];
+  return [...(shown?.keys ?? []), ...places, ...switches];
 }
 
 function skip(event) {
@@ -132,5 +161,6 @@ addEventListener("hashchange", () => {
 });
 document.addEventListener("visibilitychange", tick);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+listenForKeys(keys);
 setInterval(tick, TICK_MILLISECONDS);
 show();

@@ -14,11 +14,11 @@ function decoded(part) {
   }
 }
 
-// Notes a choice in the address without going anywhere.
+// Notes a choice in the address without going anywhere; a list is noted one by one.
 export function noteChoice(name, value) {
   const { choices } = currentPlace();
-  if (value === null || value === undefined || value === "") choices.delete(name);
-  else choices.set(name, value);
+  choices.delete(name);
+  for (const one of [value].flat()) if (one !== null && one !== undefined && one !== "") choices.append(name, one);
   const path = location.hash.split("?")[0] || "#/";
   const query = choices.toString();
   history.replaceState(null, "", query ? `${path}?${query}` : path);

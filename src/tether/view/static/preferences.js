@@ -2,7 +2,7 @@
 
 import { speak, spoken } from "./words.js";
 
-function remembered(key) {
+export function remembered(key) {
   try {
     return localStorage.getItem(`tether.${key}`);
   } catch {
@@ -10,7 +10,7 @@ function remembered(key) {
   }
 }
 
-function remember(key, value) {
+export function remember(key, value) {
   try {
     localStorage.setItem(`tether.${key}`, value);
   } catch {

@@ -2,6 +2,7 @@
 
 import { exported, get, runPath } from "./api.js";
 import { button, h, scrollTable } from "./dom.js";
+import { csvButton, tableCells } from "./download.js";
 import { runTabs } from "./run.js";
 import { number, visible, visibleLines } from "./text.js";
 import { t } from "./words.js";
@@ -44,7 +45,8 @@ function eventTable(events) {
   const fields = ["iteration", "kind", "row", "message", "attempt"];
   const heads = fields.map((field) => [t(field)]);
   const rows = events.map((event) => h("tr", {}, fields.map((field) => eventCell(event, field))));
-  return scrollTable(t("events"), "scroll", null, heads, rows);
+  const table = scrollTable(t("events"), "scroll", null, heads, rows);
+  return h("div", {}, h("p", {}, csvButton("events", () => tableCells(table.querySelector("table")))), table);
 }
 
 function eventCell(event, field) {
@@ -62,7 +64,7 @@ export async function configView(page, id) {
       {},
       runTabs(id, "config"),
       h("h1", {}, t("config")),
-      h("p", { class: "muted" }, t("config_note")),
+      h("p", { class: "muted" }, t("config_note"), " ", h("a", { href: "#/table" }, t("config_compare"))),
       h("pre", { class: "card scroll model-text", tabindex: "0" }, visibleLines(about.config_text)),
     ),
   };

@@ -3,9 +3,11 @@
 
 import { get, runPath } from "./api.js";
 import { draw, line, markAt } from "./charts.js";
-import { h, labelled, link, scrollTable, select } from "./dom.js";
+import { button, h, labelled, link, scrollTable, select } from "./dom.js";
+import { csvButton, pngButton, tableCells } from "./download.js";
 import { explainToken } from "./explain.js";
 import { columnMeaning } from "./glossary.js";
+import { dataFacts, promptAddress } from "./groups.js";
 import { currentPlace, noteChoice } from "./place.js";
 import { runTabs } from "./run.js";
 import { CLIP, ClipScale, Scale } from "./scale.js";
@@ -24,15 +26,22 @@ export async function rowView(page, id, iteration, which) {
   const [about, row] = await Promise.all([get(runPath(id)), get(path)]);
   page.problems([...about.problems, ...row.problems]);
   const journey = new Journey(row, row.settings, about.columns);
-  const panel = whatIfPanel(path, row);
+  const panel = whatIfPanel(path, row, (answer) => journey.suppose(answer));
   const href = link("run", id, "iteration", iteration);
   const up = h("a", { href }, t("iteration_n", { n: iteration }));
+  const step = (by) => page.run(() => neighbour(id, iteration, Number(which), by));
   return {
+    keys: [
+      ["j", t("key_row_down"), () => step(1)],
+      ["k", t("key_row_up"), () => step(-1)],
+      ["u", t("key_up"), () => (location.hash = href)],
+    ],
     element: h(
       "div",
       {},
       runTabs(id, "look"),
       h("h1", {}, up, ` · ${t("row_n", { n: which })}`),
+      h("p", { class: "bar" }, button(t("previous_row"), () => step(-1)), button(t("next_row"), () => step(1)), overTime(id, row.row)),
       texts(row.row),
       journey.element,
       panel.element,
@@ -44,6 +53,26 @@ export async function rowView(page, id, iteration, which) {
   };
 }
 
+// To the next or the previous row of the iteration, with the colours that are shown.
+async function neighbour(id, iteration, which, by) {
+  const { rows } = await get(runPath(id, "rollouts", iteration));
+  const numbers = rows.map((row) => row.row);
+  const to = numbers[numbers.indexOf(which) + by];
+  const query = location.hash.split("?")[1];
+  if (to !== undefined) location.hash = link("run", id, "iteration", iteration, "row", to) + (query ? `?${query}` : "");
+}
+
+function overTime(id, { data_file: file, data_line: line }) {
+  return typeof line === "number" ? h("a", { href: promptAddress(id, file, line) }, t("over_time")) : null;
+}
+
+// The score's parts and what else the reward returned.
+function scoreFacts(row) {
+  const numbers = Object.entries(row.score_parts ?? {}).map(([name, value]) => [`${t("score")}: ${name}`, value]);
+  const extras = Object.entries(row.score_extras ?? {});
+  return numbers.length + extras.length ? dataFacts(Object.fromEntries([...numbers, ...extras])) : null;
+}
+
 function texts(row) {
   const said = (name, value) => h("span", {}, `${t(name)} `, value);
   const fact = (name, value) =>
@@ -53,10 +82,19 @@ function texts(row) {
   return h(
     "section",
     { class: "card texts" },
-    h("h2", {}, t("prompt")),
-    h("p", { class: "model-text said" }, visibleLines(row.prompt)),
-    h("h2", {}, t("response")),
-    response(row),
+    h(
+      "div",
+      { class: "beside" },
+      h(
+        "div",
+        {},
+        h("h2", {}, t("prompt")),
+        h("p", { class: "model-text said" }, visibleLines(row.prompt)),
+        h("h2", {}, t("response")),
+        response(row),
+      ),
+      h("div", {}, Object.keys(row.columns ?? {}).length ? h("h2", {}, t("of_the_data")) : null, dataFacts(row.columns), scoreFacts(row)),
+    ),
     callTable(row.calls),
     h(
       "p",
@@ -118,7 +156,8 @@ class Journey {
     const options = this.columns.map((name) => [name, name]);
     const colours = select(options, this.column, (name) => this.colour(name));
     const keys = { keydown: (event) => this.move(event) };
-    const along = h("div", {}, h("h3", {}, t("along")), lineLegend(), this.plot);
+    const png = h("p", {}, pngButton(t("along"), () => this.plot));
+    const along = h("div", {}, h("h3", {}, t("along")), lineLegend(), this.plot, png);
     this.element = h(
       "section",
       { class: "card" },
@@ -151,8 +190,10 @@ class Journey {
   colour(name) {
     this.column = name;
     noteChoice("colour", name === "advantages" ? null : name);
-    const values = name === CLIP ? this.row.clip : (this.row.columns[name] ?? []);
-    const counted = values.filter((_, at) => this.row.mask[at]);
+    const logged = name === CLIP ? this.row.clip : (this.row.columns[name] ?? []);
+    const supposed = name === CLIP ? this.supposed?.clip_after : this.supposed?.after[name];
+    const values = supposed ?? logged;
+    const counted = [logged, values].flatMap((all) => all.filter((_, at) => this.row.mask[at]));
     const scale = name === CLIP ? new ClipScale() : new Scale(name ?? "", counted);
     this.chips.forEach((chip, at) => {
       chip.classList.remove("above", "below", "state-chip");
@@ -161,7 +202,14 @@ class Journey {
       if (this.row.mask[at]) scale.paint(chip, values[at]);
     });
     const meaning = columnMeaning(name, this.meanings);
-    this.legend.replaceChildren(scale.legend(), h("p", { class: "muted" }, meaning));
+    const note = supposed ? h("p", { class: "warn" }, t("whatif_colours")) : null;
+    this.legend.replaceChildren(...[scale.legend(), h("p", { class: "muted" }, meaning), note].filter(Boolean));
+  }
+
+  // The colours under other settings, on a scale that holds both.
+  suppose(answer) {
+    this.supposed = answer.own ? null : answer;
+    this.colour(this.column);
   }
 
   // The tab key stops once, the arrow keys move within: a response may have a thousand tokens.
@@ -236,5 +284,6 @@ function everyNumber(row, journey, meanings) {
     ),
   );
   const heads = [[t("token")], ...names.map((name) => [name, "num", columnMeaning(name, meanings)]), [CLIP]];
-  return scrollTable(t("all_columns"), "scroll tall", "numbers", heads, lines);
+  const table = scrollTable(t("all_columns"), "scroll tall", "numbers", heads, lines);
+  return h("div", {}, h("p", {}, csvButton("tokens", () => tableCells(table.querySelector("table")))), table);
 }

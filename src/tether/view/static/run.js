@@ -3,6 +3,7 @@
 import { Refused, get } from "./api.js";
 import { Board } from "./board.js";
 import { h, link, scrollTable } from "./dom.js";
+import { csvButton, tableCells } from "./download.js";
 import { meaningOf } from "./glossary.js";
 import { facts } from "./runs.js";
 import { seriesOf } from "./series.js";
@@ -13,6 +14,7 @@ export function runTabs(id, active) {
   const tabs = [
     ["curves", link("run", id)],
     ["look", link("run", id, "iteration", "last")],
+    ["heldout_tab", link("run", id, "heldout")],
     ["events", link("run", id, "events")],
     ["config", link("run", id, "config")],
   ];
@@ -65,7 +67,7 @@ class RunView {
     this.drawn = true;
     this.evals.replaceChildren(...evalTable(series.evals));
     this.explain(series.about);
-    await this.board.show([{ series, index: 0 }]);
+    await this.board.show([{ members: [series], index: 0 }]);
   }
 
   explain({ names, glossary }) {
@@ -83,7 +85,9 @@ function evalTable(evals) {
       .filter((decoding) => record[decoding])
       .map((decoding) => evalRow(record, decoding)),
   );
-  return [h("h2", {}, t("evals")), scrollTable(t("evals"), "scroll fit", null, heads, rows)];
+  const table = scrollTable(t("evals"), "scroll fit", null, heads, rows);
+  const csv = csvButton("evals", () => tableCells(table.querySelector("table")));
+  return [h("h2", {}, t("evals"), " ", csv), table];
 }
 
 function evalRow(record, decoding) {

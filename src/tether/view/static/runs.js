@@ -6,7 +6,7 @@ import { wakeCharts } from "./charts.js";
 import { h, labelled, link } from "./dom.js";
 import { currentPlace, noteChoice } from "./place.js";
 import { seriesOf } from "./series.js";
-import { number } from "./text.js";
+import { number, visible } from "./text.js";
 import { t } from "./words.js";
 
 export function runsView(page) {
@@ -26,10 +26,21 @@ class RunsView {
     this.note = h("p", { class: "muted" });
     this.board = new Board(() => page.soon());
     this.finder = labelled(t("find_run"), this.find);
+    this.folding = h("input", { type: "checkbox", on: { change: () => this.fold() } });
+    this.folding.checked = currentPlace().choices.get("seeds") === "folded";
+    this.folder = labelled(t("fold_seeds"), this.folding);
+    this.keys = [["/", t("key_find"), () => this.find.focus()]];
     this.element = h(
       "div",
       { class: "split" },
-      h("aside", {}, h("h1", {}, t("runs")), this.finder, this.items),
+      h(
+        "aside",
+        {},
+        h("h1", {}, t("runs")),
+        h("p", { class: "bar" }, h("a", { href: "#/table" }, t("table_of_runs")), this.folder),
+        this.finder,
+        this.items,
+      ),
       h("section", { "aria-label": t("curves") }, this.note, this.board.element),
     );
   }
@@ -72,7 +83,31 @@ class RunsView {
   async draw(shown) {
     this.stale = false;
     const ready = shown.filter((run) => seriesOf(run.id).about);
-    await this.board.show(ready.map((run) => ({ series: seriesOf(run.id), index: this.colourOf(run.id) })));
+    await this.board.show(this.folded(ready));
+  }
+
+  // One entry per curve: a run, or all ticked runs that differ in their seed alone.
+  folded(runs) {
+    const entries = new Map();
+    for (const run of runs) {
+      const key = this.folding.checked ? run.twins : run.id;
+      if (!entries.has(key)) entries.set(key, { members: [], index: this.curveColour(run) });
+      entries.get(key).members.push(seriesOf(run.id));
+    }
+    return [...entries.values()];
+  }
+
+  // The colour of a run's curve: folded seeds share that of the first.
+  curveColour(run) {
+    const first = this.folding.checked && this.listed.find((other) => other.twins === run.twins && this.chosen.has(other.id));
+    return this.colourOf((first || run).id);
+  }
+
+  fold() {
+    noteChoice("seeds", this.folding.checked ? "folded" : null);
+    this.stale = true;
+    this.list();
+    this.page.soon();
   }
 
   colourOf(id) {
@@ -116,6 +151,7 @@ class RunsView {
     const active = document.activeElement;
     const focused = this.items.contains(active) ? active.dataset.key : null;
     this.finder.hidden = this.listed.length < 8;
+    this.folder.hidden = new Set(this.listed.map((run) => run.twins)).size === this.listed.length;
     const sought = this.find.value.toLowerCase();
     const found = this.listed.filter((run) => run.id.toLowerCase().includes(sought));
     this.items.replaceChildren(...found.map((run) => this.item(run)));
@@ -132,7 +168,7 @@ class RunsView {
       on: { change: () => this.toggle(run.id, box.checked) },
     });
     box.checked = on;
-    const colour = on ? `c${this.colourOf(run.id) % 6}` : "off";
+    const colour = on ? `c${this.curveColour(run) % 6}` : "off";
     const swatch = h("span", { class: `swatch ${colour}`, "aria-hidden": "true" });
     const place = { href: link("run", run.id), "data-key": `link ${run.id}`, class: "model-text" };
     const head = h("div", { class: "run-head" }, box, swatch, h("a", place, run.id));
@@ -152,9 +188,11 @@ export function facts(run) {
     "p",
     { class: "facts" },
     h("span", { class: `state ${run.state}` }, t(run.state)),
+    run.stage && run.stage !== "ppo" ? h("span", { class: "model-text" }, visible(run.stage)) : null,
     h("span", {}, done),
     h("span", {}, `${t("score")} ${number(run.score)}`),
     run.heldout === null ? null : h("span", {}, `${t("heldout")} ${number(run.heldout)}`),
     progress,
+    run.reason ? h("span", { class: "model-text reason" }, visible(run.reason)) : null,
   );
 }
