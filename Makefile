@@ -22,8 +22,8 @@ YARDSTICKS ?=
 GOLDEN ?=
 
 .PHONY: help demo smollm2 quick test test-long golden newest faults faults-quick learn search vllm \
-	compare yardsticks bench profile scaling starter recording docs figures guide screenshots format lint type \
-	wheel clean
+	compare yardsticks bench profile scaling starter recording docs figures guide screenshots site \
+	movie format lint type wheel clean
 
 PYTEST := $(BIN)/python -m pytest
 ON_TWO_CORES := --numprocesses 2 --dist worksteal
@@ -49,7 +49,7 @@ quick: $(VENV)/.installed-dev  ## after every edit, under a minute: maths, confi
 test: $(VENV)/.installed-dev $(VENV)/.browser  ## the test suite, but for what is long
 	$(PYTEST) -m "not long" $(ON_TWO_CORES)
 
-test-long: $(VENV)/.installed-dev $(VENV)/.browser  ## what is long by nature: Ray, learning, many faults
+test-long: $(VENV)/.installed-dev $(VENV)/.installed-site $(VENV)/.browser  ## what is long by nature: Ray, learning, many faults
 	$(PYTEST) -m long $(ON_TWO_CORES)
 
 golden: $(VENV)/.installed-dev  ## ten tiny runs against tests/golden/golden.json
@@ -112,6 +112,12 @@ guide: $(VENV)/.installed-dev  ## run the guide's commands and paste what they p
 screenshots: $(VENV)/.installed-dev $(VENV)/.browser  ## the pictures of docs/view.md
 	$(BIN)/python scripts/take_screenshots.py
 
+site: $(VENV)/.installed-site  ## the documentation as a site in site/, strict about links
+	$(BIN)/mkdocs build --strict
+
+movie: $(VENV)/.installed-dev $(VENV)/.browser  ## the moving picture of the README, from the real program
+	$(BIN)/python scripts/make_movie.py
+
 format: $(VENV)/.installed-dev  ## ruff, with its fixes
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -128,7 +134,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 clean:  ## remove the environment and what was built
-	rm -rf $(VENV) dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist site .pytest_cache .ruff_cache
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -145,6 +151,10 @@ $(VLLM_VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-site: pyproject.toml $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[site]"
 	@touch $@
 
 # A browser for the tests of the page; where it cannot be installed, they say so and are skipped.

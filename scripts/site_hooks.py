@@ -1,0 +1,99 @@
+"""What `make site` adds to docs/: pages from outside the folder, the API reference, the live demo.
+
+Pages of docs/ link to files beside it (CONTRIBUTING.md, an example, a module). In the site each of
+them is a page below source/, so that every link leads somewhere, also from disk.
+"""
+
+import posixpath
+import re
+import shutil
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+
+API_PAGES = {
+    "reference/api.md": (
+        "From Python",
+        "What the commands call. `import tether` has the first ones under shorter names: "
+        "`tether.train`, `tether.resume`, `tether.check`, `tether.evaluate`, `tether.generate`, "
+        "`tether.sft`, `tether.reward_model`, `tether.trace`, `tether.export`.",
+        ["tether.api", "tether.train.training.Result", "tether.ppo.evaluate.Evaluation"],
+    ),
+    "reference/algo.md": (
+        "tether.algo: the maths",
+        "Pure functions on tensors: no config beyond the section that names a loss or estimator, "
+        "no random state, no process group. Shapes are checked in the tests.",
+        [
+            "tether.algo.losses",
+            "tether.algo.advantages",
+            "tether.algo.kl",
+            "tether.algo.masked",
+            "tether.algo.importance",
+            "tether.algo.trust_region",
+            "tether.types",
+        ],
+    ),
+}
+
+
+def linked_files(docs: Path) -> set[str]:
+    """Return the files outside docs/ that its pages link to, as paths from the root."""
+    found = {"CONTRIBUTING.md", "CHANGELOG.md"}
+    for page in docs.rglob("*.md"):
+        for match in LINK.finditer(page.read_text(encoding="utf-8")):
+            target = (page.parent / match[2]).resolve()
+            if "://" not in match[2] and not target.is_relative_to(docs) and target.is_file():
+                found.add(target.relative_to(ROOT).as_posix())
+    return found
+
+
+def source_page(path: str) -> str:
+    """Return where a file outside docs/ is in the site."""
+    return f"source/{path}" if path.endswith(".md") else f"source/{path}.md"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that docs/ does not hold."""
+    for path in sorted(linked_files(ROOT / "docs")):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if not path.endswith(".md"):
+            text = f"# {path}\n\n```{Path(path).suffix[1:]}\n{text}```\n"
+        files.append(File.generated(config, source_page(path), content=text))
+    for path, (title, words, modules) in API_PAGES.items():
+        blocks = "\n\n".join(f"::: {name}" for name in modules)
+        content = f"# {title}\n\n{words}\n\n{blocks}\n"
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links that leave docs/ to their pages in the site."""
+    here = page.file.src_uri
+    inside = here.removeprefix("source/") if here.startswith("source/") else f"docs/{here}"
+
+    def site_link(match: re.Match[str]) -> str:
+        path, anchor = match[2], match[3] or ""
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(inside), path))
+        uri = target.removeprefix("docs/") if target.startswith("docs/") else source_page(target)
+        if "://" in path or uri not in files.src_uris:
+            return match[0]
+        relative = posixpath.relpath(uri, posixpath.dirname(here) or ".")
+        return f"{match[1]}{relative}{anchor}{match[4]}"
+
+    return LINK.sub(site_link, markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Export the recorded run beside the pages: docs/demo.md embeds it."""
+    from tether.assets import resolve
+    from tether.view.export import export_page
+    from tether.view.run_reader import Folder
+
+    target = Path(config.site_dir) / "demo"
+    shutil.rmtree(target, ignore_errors=True)
+    export_page(Folder(resolve("tether:recorded")), target, demo=True)
