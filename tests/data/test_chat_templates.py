@@ -6,10 +6,13 @@ from contextlib import contextmanager
 import pytest
 
 from tether.config import DataSection
+from tether.data import chat_templates
 from tether.data.messages import render_prompt
 from tether.data.prompts import load_prompts
 from tether.errors import UserError
 
+# One that does not ship with tether: the starter's would be rendered in this process.
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 DOUBLES = (
     "{% set ns = namespace(x=messages[0].content) %}"
@@ -41,17 +44,20 @@ def with_template(tokenizer, monkeypatch, template):
 
 
 def test_a_template_that_loops_is_ended_and_the_next_prompt_renders(byte_tokenizer, monkeypatch):
-    usual = byte_tokenizer.chat_template
-    render_prompt(byte_tokenizer, "hi")  # so that starting the child is not in the time below
+    # So that starting the child is not in the time below.
+    render_prompt(with_template(byte_tokenizer, monkeypatch, PLAIN), "hi")
     with within(20), pytest.raises(UserError, match=r"takes longer than 5 s"):
         render_prompt(with_template(byte_tokenizer, monkeypatch, LOOPS), "hi")
-    ids = render_prompt(with_template(byte_tokenizer, monkeypatch, usual), "hi")
-    assert byte_tokenizer.decode(ids) == "<|user|>hi<|assistant|>"
+    ids = render_prompt(with_template(byte_tokenizer, monkeypatch, PLAIN), "hi")
+    assert byte_tokenizer.decode(ids) == "<user>hi"
 
 
 @pytest.mark.parametrize("template", [DOUBLES, PADS])
 def test_a_template_that_grows_is_refused_for_its_memory(byte_tokenizer, monkeypatch, template):
-    with within(20), pytest.raises(UserError, match=r"more than \d+ MiB of memory"):
+    monkeypatch.setattr(
+        chat_templates, "SECONDS", 60.0
+    )  # on a busy machine it may need more than 5
+    with within(60), pytest.raises(UserError, match=r"more than \d+ MiB of memory"):
         render_prompt(with_template(byte_tokenizer, monkeypatch, template), "hi")
 
 
