@@ -13,11 +13,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tether.cli.doctor import closing_line
 from tether.cli.terminal import ReadingLines, printable, score_text, table
 from tether.config import Config
 from tether.dist.environment import launched_rank
 from tether.ppo.evaluate import Evaluation
 from tether.ppo.scoring import Trial
+from tether.run.directory import is_run
 from tether.run.trust import FLAG, code_and_addresses
 from tether.stages.rlhf import PipelineWatcher, Report, Standing
 from tether.stages.training import Record
@@ -131,6 +133,8 @@ class Display(Watcher[Evaluation]):
             self.console.print(results_table(result.before, result.after), markup=False)
             self.console.print()
         self._say(f"{done} in {seconds} of training; everything is in {result.run}")
+        if launched_rank() == 0 and is_run(result.run):
+            self._say(f"doctor     {closing_line(result.run)}")
         trusted = f" {FLAG}" if any(code_and_addresses({"rollout": c.to_dict()["rollout"]})) else ""
         prompt = shlex.quote(self.prompt)
         self._say(f"Next: tether generate {prompt} --model {result.run}{trusted}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tether.errors import UserError
-from tether.run.directory import is_run
+from tether.run.directory import CONFIG, EVENTS, METRICS, is_run
 
 
 class NotRegular(ValueError):
@@ -58,3 +58,14 @@ def find_runs(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if is_run(path))
+
+
+def newest_run(folder: Path) -> Path | None:
+    """Return the run directly inside a folder that was written to last; None if there is none."""
+    runs = find_runs(folder)
+    return max(runs, key=_last_written) if runs else None
+
+
+def _last_written(run: Path) -> float:
+    files = [run / name for name in (METRICS, EVENTS, CONFIG)]
+    return max(file.stat().st_mtime for file in files if file.is_file())

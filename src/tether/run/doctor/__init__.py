@@ -1,0 +1,1 @@
+"""Say what is wrong with a run, by its own numbers."""
