@@ -26,6 +26,13 @@ from tether.stages.training import Record
 from tether.train.training import Result
 from tether.train.watch import IterationRecord, Watcher
 
+CURVES = {  # drawn beside the bar, and in a line at the end
+    "score": "score/mean",
+    "KL": "kl/sequence_mean",
+    "entropy": "actor/entropy",
+    "length": "response/length_mean",
+}
+CURVE_WIDTH = 12  # characters of a curve beside the bar
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
 EVENTS_SHOWN = 3  # per iteration
 PLAIN_LINES = 20  # progress lines in the course of a run, where there is no terminal

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tether import __version__
-from tether.cli import doctor, explain, listing, models, stages, train, view
+from tether.cli import diff, doctor, explain, listing, models, stages, train, view
 from tether.cli.field_options import WITH_FIELDS
 from tether.cli.terminal import complain
 from tether.dist.environment import launched_rank
@@ -34,6 +34,7 @@ app.command("sft", **stages.SFT)(stages.sft)
 app.command("reward-model", **stages.REWARD_MODEL)(stages.reward_model)
 app.command("view")(view.view)
 app.command("doctor")(doctor.doctor)
+app.command("diff")(diff.diff)
 app.command("trace", **WITH_FIELDS)(explain.trace)
 app.command("kl", **explain.KL)(explain.kl)
 app.command("examples")(explain.examples)

@@ -60,6 +60,10 @@ class Evidence:
         """Return a metric by iteration, without what is missing or not finite."""
         return self._all_series.get(name, [])
 
+    def metric_names(self) -> list[str]:
+        """Return the metrics that have a number somewhere, in the order of the file."""
+        return [name for name in self._all_series if name not in ("iteration", "schema")]
+
     @cached_property
     def _all_series(self) -> dict[str, list[Point]]:
         found: dict[str, list[Point]] = {}
