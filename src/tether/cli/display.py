@@ -1,9 +1,10 @@
 """What a person sees while a run trains: a bar on a terminal, plain lines elsewhere."""
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -12,9 +13,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from tether.cli.doctor import closing_line
-from tether.cli.terminal import ReadingLines, printable, score_text, table
+from tether.cli.terminal import ReadingLines, printable, score_text, sparkline, table
 from tether.config import Config
 from tether.dist.environment import launched_rank
 from tether.ppo.evaluate import Evaluation
@@ -26,13 +28,13 @@ from tether.stages.training import Record
 from tether.train.training import Result
 from tether.train.watch import IterationRecord, Watcher
 
-CURVES = {  # drawn beside the bar, and in a line at the end
+CURVES = {  # drawn under the bar, and in a line at the end
     "score": "score/mean",
     "KL": "kl/sequence_mean",
     "entropy": "actor/entropy",
     "length": "response/length_mean",
 }
-CURVE_WIDTH = 12  # characters of a curve beside the bar
+CURVE_WIDTH = 12  # characters; four of them fit a terminal of 80
 SAMPLES_SHOWN = 10  # sample responses in the course of a run
 EVENTS_SHOWN = 3  # per iteration
 PLAIN_LINES = 20  # progress lines in the course of a run, where there is no terminal
@@ -49,6 +51,7 @@ class Display(Watcher[Evaluation]):
         self.task: TaskID | None = None
         self.prompt = "Hello"
         self.score: float | None = None
+        self.curves: dict[str, list[float | None]] = {label: [] for label in CURVES}
         self.reading_lines = ReadingLines(self._say)
 
     def __enter__(self) -> "Display":
@@ -108,9 +111,12 @@ class Display(Watcher[Evaluation]):
             f"entropy {_kl(metrics.get('actor/entropy'))}  {speed:,.0f} tokens/s"
         )
         done, self.score = record.iteration + 1, metrics["score/mean"]
+        for label, name in CURVES.items():
+            self.curves[label].append(metrics.get(name))
         if self.task is None:
             self.progress.start()
             self.task = self.progress.add_task("training", total=total, numbers="")
+        self.progress.curves = f"  {self.drawn_curves()}"
         self.progress.update(self.task, completed=done, numbers=numbers)
         if not self.console.is_terminal and (done == total or _due(done, total, PLAIN_LINES)):
             self._say(f"{done:>5}/{total}  {numbers}")
@@ -124,6 +130,14 @@ class Display(Watcher[Evaluation]):
         if len(record.events) > EVENTS_SHOWN:
             more = len(record.events) - EVENTS_SHOWN
             self._say(f"event      and {more} more, in events.jsonl")
+
+    def drawn_curves(self) -> str:
+        """Return the curves of this attempt, without those that have no number yet."""
+        return "  ".join(
+            f"{label} {sparkline(values, CURVE_WIDTH)}"
+            for label, values in self.curves.items()
+            if any(value is not None for value in values)
+        )
 
     def summary(self, result: Result[Evaluation]) -> None:
         c, seconds = self.config, f"{result.train_seconds:.0f} s"
@@ -139,6 +153,8 @@ class Display(Watcher[Evaluation]):
             self.console.print()
             self.console.print(results_table(result.before, result.after), markup=False)
             self.console.print()
+        if len(self.curves["score"]) > 1:
+            self._say(f"curves     {self.drawn_curves()}")
         self._say(f"{done} in {seconds} of training; everything is in {result.run}")
         if launched_rank() == 0 and is_run(result.run):
             self._say(f"doctor     {closing_line(result.run)}")
@@ -150,9 +166,20 @@ class Display(Watcher[Evaluation]):
         self.console.print(printable(line), markup=False)
 
 
-def training_bar(console: Console) -> Progress:
+class BarWithCurves(Progress):
+    """A bar, and under it the curves of the run so far."""
+
+    curves = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.curves:
+            yield Text(self.curves, no_wrap=True, overflow="crop")
+
+
+def training_bar(console: Console) -> BarWithCurves:
     """Return a bar with the numbers that matter; it shows nothing without a terminal."""
-    return Progress(
+    return BarWithCurves(
         TextColumn("  {task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),

@@ -1,5 +1,6 @@
 """Sections of `explain` on a terminal, no wider than it is, and in files beside it."""
 
+import math
 import os
 import re
 import shutil
@@ -23,6 +24,36 @@ def printable(text: str) -> str:
 def score_text(score: float, binary: bool) -> str:
     """Format a mean of 0/1 scores as a percentage, any other as a number."""
     return f"{score:.1%}" if binary else f"{score:.3f}"
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return a curve of at most `width` characters, from its lowest to its highest value.
+
+    Where there are more values than characters, each character is the mean of its share. A value
+    that is missing or not finite is a space where nothing else falls into its share; a curve
+    without ups and downs is drawn in the middle.
+    """
+    shares = min(width, len(values))
+    means = [_mean(values[i * len(values) // shares : (i + 1) * len(values) // shares])
+             for i in range(shares)]  # fmt: skip
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return " " * shares
+    low, spread = min(known), max(known) - min(known)
+    if spread <= 0 or not math.isfinite(spread):
+        return "".join(" " if mean is None else BLOCKS[3] for mean in means)
+    top = len(BLOCKS) - 1
+    return "".join(
+        " " if mean is None else BLOCKS[round(top * (mean - low) / spread)] for mean in means
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else None
 
 
 class ReadingLines:
