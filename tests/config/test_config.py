@@ -523,8 +523,9 @@ BASE = {"model__dtype": "bfloat16"}
     ],
 )
 def test_weights_that_learn_are_not_bfloat16(dotted, field):
-    with pytest.raises(UserError, match=rf"{field} is bfloat16, .*; write {field}: float32, or"):
+    with pytest.raises(UserError, match=rf"{field} is bfloat16, .*; write {field}: float32, "):
         configured(SMALL, **dotted)
+    assert configured(SMALL, **dotted, model__ablation=True).model.ablation
 
 
 @table(
@@ -540,6 +541,40 @@ def test_weights_that_learn_are_not_bfloat16(dotted, field):
 def test_weights_that_do_not_learn_may_be_bfloat16(dotted):
     model = configured(SMALL, **dotted).model
     assert "bfloat16" in (model.dtype, model.reference_dtype)
+
+
+@table("field", ["dtype", "critic_dtype", "reference_dtype"])
+def test_bfloat16_products_do_not_go_with_float64_weights(field):
+    sentence = rf"model: compute is bfloat16 and {field} float64, .*; write {field}: float32"
+    with pytest.raises(UserError, match=sentence):
+        configured(SMALL, model__compute="bfloat16", **{f"model__{field}": "float64"})
+
+
+@table("schema", [SFTConfig, RewardModelConfig])
+def test_a_stage_computes_in_bfloat16_with_float32_weights(schema):
+    mapping = {"model": {"start": "m", "compute": "bfloat16"}, "data": {"train": "d"}}
+    assert validate_config(mapping, schema).model.compute == "bfloat16"
+    mapping["model"]["dtype"] = "float64"
+    with pytest.raises(UserError, match=r"compute is bfloat16 and dtype float64"):
+        validate_config(mapping, schema)
+
+
+def test_a_trust_region_is_not_measured_in_bfloat16():
+    with pytest.raises(UserError, match=r"model\.compute bfloat16 does not go with .* trpo"):
+        configured(SMALL, model__compute="bfloat16", actor__update={"kind": "trpo"})
+
+
+def test_samples_in_bfloat16_are_corrected_by_token_unless_asked_otherwise():
+    config = configured(SMALL, model__compute="bfloat16")
+    assert (config.correction.kind, config.correction.cap) == ("token", 2.0)
+    assert config.may_mismatch
+    off = configured(SMALL, model__compute="bfloat16", rollout__correction={"kind": "none"})
+    assert off.correction.kind == "none"
+    assert off.may_mismatch  # it is measured all the same
+    with pytest.raises(
+        UserError, match=r"reuse_log_probs does not go with model\.compute bfloat16"
+    ):
+        configured(SMALL, model__compute="bfloat16", rollout__reuse_log_probs=True)
 
 
 @table("schema", [SFTConfig, RewardModelConfig])

@@ -18,8 +18,8 @@ def test_a_sound_run_passes_and_says_what_was_checked(build):
         assert part in found
 
 
-def shifted_sampler(roles, shift: float):
-    """The same sampler, whose log-probs are off by `shift`."""
+def shifted_sampler(roles, shift):
+    """The same sampler, whose log-probs are off by `shift`, a number or one per column."""
 
     class Shifted:
         def sync(self, weights, version):
@@ -27,7 +27,10 @@ def shifted_sampler(roles, shift: float):
 
         def run(self, episodes, choice):
             rollout = roles.sampler.run(episodes, choice)
-            return replace(rollout, rollout_log_probs=rollout.rollout_log_probs + shift)
+            log_probs = rollout.rollout_log_probs
+            if isinstance(shift, torch.Tensor):
+                return replace(rollout, rollout_log_probs=log_probs + shift[: log_probs.shape[1]])
+            return replace(rollout, rollout_log_probs=log_probs + shift)
 
     return replace(roles, sampler=Shifted())
 
@@ -39,9 +42,27 @@ def test_a_sampler_that_disagrees_with_the_training_forward_stops_the_run(build,
         check_start(shifted_sampler(roles, shift), config)
 
 
-def test_in_lower_precision_a_difference_is_reported_and_no_stop(build):
-    roles, config = build(model__dtype="bfloat16", model__lora={}, model__critic_dtype="float32")
-    assert "sampler = trainer (±1e+01)" in check_start(shifted_sampler(roles, 10.0), config)
+BFLOAT16 = [
+    {"model__compute": "bfloat16"},
+    {"model__dtype": "bfloat16", "model__lora": {}, "model__critic_dtype": "float32"},
+]
+
+
+@pytest.mark.parametrize("fields", BFLOAT16)
+def test_bfloat16_has_wide_bounds_but_bounds(build, fields):
+    """0.5 for a token and 0.05 for the mean: a shift of all by 0.02 is within both."""
+    roles, config = build(**fields)
+    assert "sampler = trainer" in check_start(shifted_sampler(roles, 0.02), config)
+    for shift in (0.2, 10.0, float("nan")):
+        with pytest.raises(RunStopped, match="in bfloat16 sampler and training forward differ"):
+            check_start(shifted_sampler(roles, shift), config)
+
+
+def test_one_token_far_off_stops_a_run_in_bfloat16(build):
+    roles, config = build(model__compute="bfloat16")
+    shift = torch.tensor([0.6] + [0.0] * 1000)
+    with pytest.raises(RunStopped, match=r"up to 0\.\d+ and 0\.0\d+ on average, more than 0\.5 or"):
+        check_start(shifted_sampler(roles, shift), config)
 
 
 def spoil_reference(roles) -> None:

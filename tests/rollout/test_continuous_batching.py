@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from models.families import FAMILIES, make_family
 
 from tether.config import LoraSection
-from tether.models import cpu_matmul
+from tether.models import packed_weights
 from tether.models.kv_cache import SlotCache
 from tether.models.lora import add_adapter
 from tether.models.weights import trainable_parameters
@@ -166,8 +166,8 @@ def test_an_adapter_is_merged_for_the_rollout_and_the_base_is_untouched():
 
 def test_packed_weights_give_the_same_numbers_and_are_left_afterwards(tiny_model, monkeypatch):
     plain = sampled(tiny_model, PROMPTS)
-    monkeypatch.setattr(cpu_matmul, "MIN_PACKED_WEIGHTS", 1)
-    with cpu_matmul.packed_weights(tiny_model):
+    monkeypatch.setattr(packed_weights, "MIN_PACKED_WEIGHTS", 1)
+    with packed_weights.packed_weights(tiny_model):
         layers = [layer for layer in tiny_model.modules() if "forward" in vars(layer)]
     assert len(layers) == sum(type(m) is torch.nn.Linear for m in tiny_model.modules())
     found = sampled(tiny_model, PROMPTS)

@@ -66,13 +66,13 @@ def test_what_does_not_go_with_vllm_is_refused(tiny_config, fields, sentence):
 
 
 def test_the_correction_is_by_token_for_vllm_and_none_for_the_local_sampler(tiny_config):
-    local, other = (configured(tiny_config, rollout__sampler=s).rollout for s in ("local", "vllm"))
-    assert (local.corrected_by.kind, local.may_mismatch) == ("none", False)
-    assert (other.corrected_by.kind, other.corrected_by.cap) == ("token", 2.0)
+    local, other = (configured(tiny_config, rollout__sampler=s) for s in ("local", "vllm"))
+    assert (local.correction.kind, local.may_mismatch) == ("none", False)
+    assert (other.correction.kind, other.correction.cap) == ("token", 2.0)
     assert other.may_mismatch
     off = configured(tiny_config, rollout__sampler="vllm", rollout__correction={"kind": "none"})
-    assert off.rollout.corrected_by.kind == "none"
-    assert off.rollout.may_mismatch  # it is measured all the same
+    assert off.correction.kind == "none"
+    assert off.may_mismatch  # it is measured all the same
     with pytest.raises(UserError, match=r"reuse_log_probs does not go with rollout\.correction"):
         configured(tiny_config, rollout__correction={}, rollout__reuse_log_probs=True)
 

@@ -20,7 +20,7 @@ from tether.config.algorithm import (
 )
 from tether.config.base import Aggregation, cores
 from tether.config.estimators import ESTIMATORS
-from tether.config.rollout import RewardSection, RolloutSection
+from tether.config.rollout import CorrectionSection, RewardSection, RolloutSection
 from tether.config.run import (
     TOO_COARSE_TO_LEARN,
     DataSection,
@@ -96,6 +96,24 @@ class Config(RunConfig):
             f"actor.aggregation is {self.aggregation}, but {name} is its paper's loss only with "
             f"{self.paper_aggregation}; leave the field out"
         ]
+
+    @cached_property
+    def correction(self) -> CorrectionSection:
+        """Return the rollout correction; by default one for samplers that differ from the trainer.
+
+        Another engine does, and so does every sampler in bfloat16, by its rounding.
+        """
+        usual = CorrectionSection(kind="token" if self._sampler_differs else "none")
+        return usual if self.rollout.correction is None else self.rollout.correction
+
+    @cached_property
+    def may_mismatch(self) -> bool:
+        """Return whether the sampler's log-probs are to be compared with the trainer's."""
+        return self._sampler_differs or self.correction.kind != "none"
+
+    @property
+    def _sampler_differs(self) -> bool:
+        return self.rollout.sampler != "local" or self.model.compute == "bfloat16"
 
     @cached_property
     def critic_lr(self) -> float:
@@ -223,14 +241,29 @@ class Config(RunConfig):
         if self.has_critic and not self.critic.shared_trunk:
             learns["critic_dtype"] = (model.critic_dtype or model.dtype, model.critic_lora)
         for field, (dtype, adapter) in learns.items():
-            if dtype == TOO_COARSE_TO_LEARN and adapter is None:
+            if dtype == TOO_COARSE_TO_LEARN and adapter is None and not model.ablation:
                 lora = "lora" if field == "dtype" else "critic_lora"
                 raise ValueError(
                     f"model.{field} is bfloat16, in which a weight that learns loses most steps to "
                     f"rounding (at a learning rate of 1e-6, 99 of 100 never move); write "
-                    f"model.{field}: float32, or train an adapter, which is float32 on a bfloat16 "
-                    f"base, by model.{lora}.rank"
+                    f"model.{field}: float32, with model.compute: bfloat16 for speed; or train an "
+                    f"adapter, which is float32 on a bfloat16 base, by model.{lora}.rank; or "
+                    f"model.ablation: true to see that for yourself"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _reused_log_probs_are_the_trainers(self) -> Config:
+        if self.rollout.reuse_log_probs and self.may_mismatch:
+            what = "rollout.correction"
+            if self.model.compute == "bfloat16":
+                what = "model.compute bfloat16"
+            if self.rollout.sampler == "vllm":
+                what = "rollout.sampler vllm"
+            raise ValueError(
+                f"rollout.reuse_log_probs does not go with {what}, which needs the trainer's own "
+                f"log-probs beside the sampler's; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -273,11 +306,12 @@ class Config(RunConfig):
                     f"actor.{field} does not go with actor.update.kind {update.kind}, whose step "
                     f"is not Adam's; leave it out, or write critic.{field} for the critic"
                 )
-        if self.model.dtype == TOO_COARSE_TO_LEARN:
-            raise ValueError(
-                f"model.dtype bfloat16 does not go with actor.update.kind {update.kind}, whose "
-                f"Fisher products are differences that it rounds away; write float32"
-            )
+        for field in ("dtype", "compute"):
+            if getattr(self.model, field) == TOO_COARSE_TO_LEARN:
+                raise ValueError(
+                    f"model.{field} bfloat16 does not go with actor.update.kind {update.kind}, "
+                    f"whose Fisher products are differences that it rounds away; write float32"
+                )
         if self.rows < 2:
             raise ValueError(
                 f"actor.update.kind {update.kind} needs at least 2 rows per iteration; raise "

@@ -100,7 +100,8 @@ class VllmSection(Section):
 
 
 class CorrectionSection(Section):
-    """Rollout correction: importance weights of the policy loss when another engine sampled."""
+    """Rollout correction: importance weights of the policy loss where the sampler's log-probs differ
+    from the trainer's: another engine's, and any in bfloat16."""
 
     kind: Literal["none", "token", "sequence"] = "token"
     """the trainer's probability over the sampler's: of each token, or of the row as a whole"""
@@ -126,7 +127,7 @@ class RolloutSection(Section):
     vllm: VllmSection = VllmSection()
     """settings of vLLM"""
     correction: CorrectionSection | None = None
-    """importance weights for another engine; default: token with cap 2 for vllm, none for local"""
+    """importance weights; default: token with cap 2 for vllm or model.compute bfloat16, else none"""
     reuse_log_probs: bool = False
     """use the sampler's log-probs as the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []
@@ -146,17 +147,6 @@ class RolloutSection(Section):
     def is_multi_turn(self) -> bool:
         return bool(self.tools) or self.environment is not None
 
-    @property
-    def corrected_by(self) -> CorrectionSection:
-        """Return the correction, with the sampler's default where the field is empty."""
-        usual = CorrectionSection(kind="none" if self.sampler == "local" else "token")
-        return usual if self.correction is None else self.correction
-
-    @property
-    def may_mismatch(self) -> bool:
-        """Return whether the sampler's log-probs are to be compared with the trainer's."""
-        return self.sampler != "local" or self.corrected_by.kind != "none"
-
     @model_validator(mode="before")
     @classmethod
     def _room_for_observations(cls, given: Any) -> Any:
@@ -168,12 +158,6 @@ class RolloutSection(Section):
 
     @model_validator(mode="after")
     def _sampler_fits(self) -> RolloutSection:
-        if self.reuse_log_probs and self.may_mismatch:
-            what = "sampler vllm" if self.sampler == "vllm" else "correction"
-            raise ValueError(
-                f"reuse_log_probs does not go with rollout.{what}, which needs the trainer's own "
-                f"log-probs beside the sampler's; leave it out"
-            )
         if self.sampler == "vllm" and self.temperature < 0.01:
             raise ValueError(
                 f"temperature is {self.temperature:g}, but vLLM samples at no less than 0.01; "

@@ -48,6 +48,7 @@ class RunSection(Section):
 Dtype = Literal["float32", "float64", "bfloat16"]
 # Its 8-bit mantissa rounds small steps away: at learning rate 1e-6, 99 of 100 weights never move.
 TOO_COARSE_TO_LEARN = "bfloat16"
+Compute = Literal["float32", "bfloat16"]
 
 
 def _layer_range(value: Any) -> Any:
@@ -94,11 +95,15 @@ class ModelSection(Section):
     hub: bool = False
     """download a model whose name is not a directory from the Hugging Face hub"""
     dtype: Dtype = "float32"
-    """number format of weights without one below; bfloat16 only for weights that are not trained"""
+    """format of stored weights without one below; for weights that learn, bfloat16 is an ablation"""
     reference_dtype: Dtype | None = None
-    """number format of the reference's weights"""
+    """number format of the reference's stored weights"""
     critic_dtype: Dtype | None = None
-    """number format of the critic's weights"""
+    """number format of the critic's stored weights"""
+    compute: Compute = "float32"
+    """format of products and activations, in training and sampling, whatever weights are stored in"""
+    ablation: bool = False
+    """train weights stored in bfloat16 all the same, to see that they lose small steps"""
     gradient_checkpointing: bool = False
     """store one state per layer and recompute the rest in the backward pass: slower, less memory"""
     share_prompts: bool = True
@@ -110,6 +115,12 @@ class ModelSection(Section):
     learn_layers: LayerRange | None = None
     """only the top k layers learn, or a range from 0 such as 12..20, both included; default: all"""
 
+    @model_validator(mode="after")
+    def _computes_what_is_stored(self) -> ModelSection:
+        for field in ("dtype", "reference_dtype", "critic_dtype"):
+            refuse_coarse_compute(self.compute, field, getattr(self, field))
+        return self
+
     @property
     def adapter_off_is_reference(self) -> bool:
         """Return whether the actor's base serves as the reference, without a second copy of it."""
@@ -119,6 +130,15 @@ class ModelSection(Section):
     def learns_in_part(self) -> bool:
         """Return whether a checkpoint holds only what learns, on a base that the config names."""
         return self.lora is not None or self.learn_layers is not None
+
+
+def refuse_coarse_compute(compute: Compute, field: str, dtype: Dtype | None) -> None:
+    """Refuse to compute in bfloat16 with weights whose extra digits it would throw away."""
+    if compute == "bfloat16" and dtype == "float64":
+        raise ValueError(
+            f"compute is bfloat16 and {field} float64, whose digits no product would use; write "
+            f"{field}: float32, or leave compute out"
+        )
 
 
 class DataFile(Section):

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from tether.config import TOO_COARSE_TO_LEARN, Decay, RunConfig, Section, Share
+from tether.config.run import Compute, refuse_coarse_compute
 
 
 class StageRunSection(Section):
@@ -40,15 +41,19 @@ class StageModelSection(Section):
     start: str
     """what training starts from: a local Hugging Face directory, or `tether:starter`"""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    """number format of all weights; bfloat16 is refused, as all of them are trained"""
+    """format of the stored weights; bfloat16 is refused, as all of them are trained"""
+    compute: Compute = "float32"
+    """number format of products and activations, whatever the weights are stored in"""
 
     @model_validator(mode="after")
     def _fine_enough(self) -> StageModelSection:
         if self.dtype == TOO_COARSE_TO_LEARN:
             raise ValueError(
                 "dtype is bfloat16, in which a weight that learns loses most steps to rounding (at "
-                "a learning rate of 1e-6, 99 of 100 never move); write float32"
+                "a learning rate of 1e-6, 99 of 100 never move); write float32, with compute: "
+                "bfloat16 for speed"
             )
+        refuse_coarse_compute(self.compute, "dtype", self.dtype)
         return self
 
 

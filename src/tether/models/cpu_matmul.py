@@ -5,16 +5,12 @@ layer, by a third in the product with a whole vocabulary.
 """
 
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
-
-from tether.support.memory import allocated_bytes
 
 MIN_WEIGHTS = 2**16  # weights of a matrix; for smaller ones the call costs more than it gains
 
@@ -92,54 +88,3 @@ def _dense(matrix: Tensor) -> Tensor:
 
 PLAIN_TENSORS = (Tensor, nn.Parameter)  # not DTensor
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
-
-
-MIN_PACKED_WEIGHTS = 2**16  # weights of a layer; smaller ones fit the processor's cache anyway
-TYPICAL_ROWS = 64
-
-
-@contextmanager
-def packed_weights(model: nn.Module) -> Iterator[None]:
-    """Let the large linear layers of a float32 model on a CPU use packed weights meanwhile.
-
-    The layers' own weights stay as they are, and are used again afterwards.
-    """
-    layers = [m for m in model.modules() if _is_worth_packing(m) and _can_be_packed(m)]
-    for layer in layers:
-        cast(Any, layer).forward = _packed_forward(layer)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
-
-
-def packed_bytes(model: nn.Module, device: str) -> int:
-    """Return the memory of `packed_weights` beside a model's own weights, by kind of device."""
-    if device != "cpu" or not HAS_ONEDNN:
-        return 0
-    layers = [module for module in model.modules() if _is_worth_packing(module)]
-    return sum(allocated_bytes(layer.weight.nbytes, device) for layer in layers)
-
-
-def _can_be_packed(layer: nn.Linear) -> bool:
-    return layer.weight.device.type == "cpu" and HAS_ONEDNN
-
-
-def _is_worth_packing(module: nn.Module) -> TypeGuard[nn.Linear]:
-    return (
-        isinstance(module, nn.Linear)
-        and type(module) in (nn.Linear, OneDnnLinear)
-        and module.weight.numel() >= MIN_PACKED_WEIGHTS
-        and module.weight.dtype == torch.float32
-    )
-
-
-def _packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), TYPICAL_ROWS)
-    bias = None if layer.bias is None else layer.bias.detach()
-
-    def forward(states: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-
-    return forward

@@ -22,6 +22,7 @@ from tether.data.shared_prompts import pack, packed_layout
 from tether.dist.collectives import all_reduce_sum
 from tether.dist.fsdp import release_gathered
 from tether.models.kv_cache import SlotCache
+from tether.models.precision import compute_type, computing
 from tether.models.prompt_attention import KEYWORD, PackedPrompts
 from tether.types import Sequences
 
@@ -85,12 +86,11 @@ def _call_trunk(
     **inputs: object,
 ) -> Float[Tensor, "rows length width"]:
     """Run the trunk on ids, or its upper layers on lower states."""
-    if lower_states is None:
-        with _recomputing(trunk):
+    with _recomputing(trunk), computing(trunk, ids.device):
+        if lower_states is None:
             return trunk(input_ids=ids, use_cache=False, **inputs).last_hidden_state
-    resume = _Resume(lower_states)
-    with _recomputing(trunk), _replaced_layers(trunk, range(lower_layers), resume):
-        return trunk(inputs_embeds=lower_states, use_cache=False, **inputs).last_hidden_state
+        with _replaced_layers(trunk, range(lower_layers), _Resume(lower_states)):
+            return trunk(inputs_embeds=lower_states, use_cache=False, **inputs).last_hidden_state
 
 
 @torch.no_grad()
@@ -99,7 +99,8 @@ def states_below(
 ) -> Float[Tensor, "rows length width"]:
     """Return the states after the first `lower_layers` layers, without running the others."""
     stack, stop = layer_stack(trunk), _Stop()
-    with _replaced_layers(trunk, range(lower_layers, len(stack)), stop):
+    above = range(lower_layers, len(stack))
+    with computing(trunk, ids.device), _replaced_layers(trunk, above, stop):
         trunk(input_ids=ids, use_cache=False)
     return stop.states
 
@@ -238,7 +239,7 @@ def can_pack_prompts(trunk: PreTrainedModel, longest_row: int) -> bool:
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
         return False  # an architecture that refuses positions, or such a mask
     alone = all_states(trunk, ids)[layout.rows, layout.columns]
-    rounding = 0.05 if trunk.dtype == torch.bfloat16 else 1e-3
+    rounding = 0.05 if compute_type(trunk) == torch.bfloat16 else 1e-3
     return bool((found - alone).abs().max() <= rounding * alone.abs().max())
 
 
@@ -321,7 +322,8 @@ def prefill(
     Return the state after the last token of each.
     """
     cache.start_rows(slots, lengths, ids.shape[1])
-    hidden = trunk(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+    with computing(trunk, ids.device):
+        hidden = trunk(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
     return _last(hidden, lengths)
 
 
@@ -335,9 +337,8 @@ def decode_step(
 ) -> Float[Tensor, "rows width"]:
     """Add tokens to rows that are in the cache; return the state after the last of each."""
     positions, allowed = cache.extend_rows(slots, lengths, ids.shape[1])
-    float_type = next(trunk.parameters()).dtype
-    mask = torch.zeros(allowed.shape, dtype=float_type, device=ids.device)
-    with grouped_attention(trunk):
+    mask = torch.zeros(allowed.shape, dtype=compute_type(trunk), device=ids.device)
+    with grouped_attention(trunk), computing(trunk, ids.device):
         hidden = trunk(
             input_ids=ids,
             attention_mask=mask.masked_fill_(~allowed, -torch.inf),

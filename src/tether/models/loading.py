@@ -22,6 +22,7 @@ from tether.models.cpu_matmul import use_onednn
 from tether.models.forward import logits_come_from_head
 from tether.models.gguf import dequantized, make_savable, transformers_source
 from tether.models.locate import find_model
+from tether.models.precision import compute_in
 from tether.models.untrusted import explain_load_errors, refuse_other_weights, refuse_pickle
 
 logging.set_verbosity_error()  # errors in loading are explained in one sentence instead
@@ -31,7 +32,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 def load_causal_lm(
-    name: str, dtype: str, device: torch.device, hub: bool = False
+    name: str, dtype: str, device: torch.device, hub: bool = False, compute: str = "float32"
 ) -> PreTrainedModel:
     """Load a causal language model in eval mode: with dropout no two log-probs would agree."""
     model = _load_whole(AutoModelForCausalLM, "a causal language model", name, dtype, device, hub)
@@ -41,16 +42,21 @@ def load_causal_lm(
             f"tether does not do; choose a model without that."
         )
     make_savable(model)
+    compute_in(model, compute)
     return model
 
 
-def load_trunk(name: str, dtype: str, device: torch.device, hub: bool = False) -> PreTrainedModel:
+def load_trunk(
+    name: str, dtype: str, device: torch.device, hub: bool = False, compute: str = "float32"
+) -> PreTrainedModel:
     """Load a model without its head, for a critic: a reward model's directory serves as well."""
-    return _load_whole(AutoModel, "a language model's trunk", name, dtype, device, hub)
+    model = _load_whole(AutoModel, "a language model's trunk", name, dtype, device, hub)
+    compute_in(model, compute)
+    return model
 
 
 def load_classifier(
-    name: str, dtype: str, device: torch.device, **changes: int
+    name: str, dtype: str, device: torch.device, compute: str = "float32", **changes: int
 ) -> tuple[PreTrainedModel, set[str]]:
     """Load a sequence classifier; also return the names of weights that its files do not hold.
 
@@ -58,14 +64,19 @@ def load_classifier(
     """
     auto = AutoModelForSequenceClassification
     model, missing = _load(auto, "a reward model", name, dtype, hub=False, **changes)
+    compute_in(model, compute)
     return _move(model, device), missing
 
 
-def load_on_meta(auto: type, name: str, dtype: str, hub: bool = False) -> PreTrainedModel:
+def load_on_meta(
+    auto: type, name: str, dtype: str, hub: bool = False, compute: str = "float32"
+) -> PreTrainedModel:
     """Build a model's shapes without weights, on the `meta` device; a config.json is enough."""
     path = find_model(name, hub)
     with explain_load_errors(name, "a model to plan for"):
-        return _outline(auto, path, dtype).eval()
+        model = _outline(auto, path, dtype).eval()
+    compute_in(model, compute)
+    return model
 
 
 def _load_whole(

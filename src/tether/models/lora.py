@@ -19,6 +19,7 @@ from tether.algo.random import uniform
 from tether.config import LoraSection
 from tether.errors import UserError
 from tether.models.forward import layer_stack, trunk
+from tether.models.precision import compute_in, computed_in
 from tether.support.memory import allocated_bytes
 
 NAME = "default"  # peft's own; there is one adapter per model
@@ -59,6 +60,8 @@ def insert_adapter(
     for layer in _layers(model):
         for weight in (layer.lora_A[NAME].weight, layer.lora_B[NAME].weight):
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
+    if computed_in(network) is not None:
+        compute_in(network, "bfloat16")  # the adapter's layers too
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from tether.data.batching import length_mask, pad_right
 from tether.errors import UserError
 from tether.models.forward import Network, map_microbatches, states_before_tokens, trunk
 from tether.models.loading import load_classifier
+from tether.models.precision import computing
 from tether.models.vocabulary import load_tokenizer
 from tether.types import Sequences
 
@@ -57,10 +58,12 @@ class RewardModel:
     def _forward(self, whole: Sequences) -> Float[Tensor, " rows"]:
         head = decoder_head(self.model)
         if head is not None:
-            logits = head(states_before_tokens(trunk(self.model), whole)[:, 0])
+            states = states_before_tokens(trunk(self.model), whole)[:, 0]
+            logits = head(states.to(head.weight.dtype))
         else:
             mask = length_mask(whole.prompt_lengths, whole.ids.shape[1])
-            logits = self.model(input_ids=whole.ids, attention_mask=mask.long()).logits
+            with computing(self.model, whole.ids.device):
+                logits = self.model(input_ids=whole.ids, attention_mask=mask.long()).logits
         return logits.squeeze(-1).to(self.float_type)
 
 
@@ -77,13 +80,13 @@ def decoder_head(model: nn.Module) -> nn.Linear | None:
 
 
 def start_reward_model(
-    name: str, dtype: str, device: torch.device, microbatch_tokens: int
+    name: str, dtype: str, device: torch.device, microbatch_tokens: int, compute: str = "float32"
 ) -> RewardModel:
     """Put a head with one label on a language model's trunk; a reward model's head is kept.
 
     A new head starts at zero, so all scores are 0 and the first loss is log 2.
     """
-    model, missing = load_classifier(name, dtype, device, num_labels=1)
+    model, missing = load_classifier(name, dtype, device, compute, num_labels=1)
     head = decoder_head(model)
     if head is None:
         raise UserError(f"{name} is not a causal language model; only these become reward models.")
@@ -98,10 +101,10 @@ def start_reward_model(
 
 
 def load_reward_model(
-    name: str, dtype: str, device: torch.device, microbatch_tokens: int
+    name: str, dtype: str, device: torch.device, microbatch_tokens: int, compute: str = "float32"
 ) -> RewardModel:
     """Load a sequence classifier with one label, frozen."""
-    model, missing = load_classifier(name, dtype, device)
+    model, missing = load_classifier(name, dtype, device, compute)
     if missing:
         raise UserError(
             f"{name} holds no {min(missing)}, so it is not a reward model; make one of it with "

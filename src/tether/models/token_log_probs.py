@@ -6,7 +6,6 @@ Only cells that the mask selects are computed.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tether.algo.kl import full_kl
-from tether.models.cpu_matmul import matmul_transposed
+from tether.models.precision import multiply_by, operand
 
 CHUNK_LOGITS = 2**25  # probabilities cached for the backward pass: 128 MiB in float32
 
@@ -47,7 +46,7 @@ def token_log_probs_and_entropies(
     """Return log pi(id) and the exact entropy -sum p log p of each True cell; 0 elsewhere."""
     chunks = list(
         zip(
-            states[mask].split(max_cached_cells(head)),
+            operand(head, states[mask]).split(max_cached_cells(head)),
             ids[mask].split(max_cached_cells(head)),
             strict=True,
         )
@@ -66,7 +65,9 @@ class FusedLogProbs(torch.autograd.Function):
 
     Autograd would store half a dozen tensors of cells x vocabulary. This stores the probabilities
     alone, and the backward pass overwrites them with the logits' gradient. With `cached` they are
-    kept in memory until then; without it they are computed a second time.
+    kept in memory until then; without it they are computed a second time. The products are in
+    the states' format, the weight's gradient in the weight's, everything between in float32 at
+    least.
     """
 
     @staticmethod
@@ -107,15 +108,21 @@ class FusedLogProbs(torch.autograd.Function):
         gradient = _logit_gradient(probs, ids, entropies, by_log_prob, by_entropy)
         if ctx.temperature != 1:
             gradient /= ctx.temperature
-        gradient = gradient.to(weight.dtype)
+        gradient = gradient.to(states.dtype)
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         found = (
-            matmul_transposed(gradient, weight.T) if needs_states else None,
-            matmul_transposed(states.T, gradient.T).T.contiguous() if needs_weight else None,
-            gradient.sum(dim=0) if needs_bias else None,
+            multiply_by(weight.T, None, states.dtype)(gradient) if needs_states else None,
+            _weight_gradient(states, gradient).to(weight.dtype) if needs_weight else None,
+            gradient.sum(dim=0, dtype=weight.dtype) if needs_bias else None,
         )
         BUFFER.put_back(probs)
         return *found, *(None,) * 3
+
+
+def _weight_gradient(
+    states: Float[Tensor, "cells width"], gradient: Float[Tensor, "cells vocabulary"]
+) -> Float[Tensor, "vocabulary width"]:
+    return multiply_by(gradient.T, None, states.dtype)(states.T).T.contiguous()
 
 
 def _softmax(
@@ -134,7 +141,7 @@ def _softmax(
     log_probs, entropies = states.new_empty(2, len(ids), dtype=float_type)
     block = max(1, BLOCK_LOGITS // len(weight))
     piece = max(block, PIECE_LOGITS // len(weight) // block * block)
-    head = partial(matmul_transposed, b=weight, bias=bias)
+    head = multiply_by(weight, bias, states.dtype)
     for start in range(0, len(ids), piece):
         logits = tempered_logits(head, states[start : start + piece], temperature)
         for logit, begin in zip(logits.split(block), range(start, len(ids), block), strict=False):

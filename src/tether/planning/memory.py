@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tether.config import TrpoUpdate
-from tether.models.cpu_matmul import packed_bytes
+from tether.models.packed_weights import packed_bytes
 from tether.models.forward import output_head, trunk
 from tether.models.frozen_layers import lacks_lower_layers
 from tether.models.lora import merged_bytes

@@ -129,7 +129,7 @@ def rollout_correction(
 
     1 where the kind is none; see `algo/importance.py`.
     """
-    settings = config.rollout.corrected_by
+    settings = config.correction
     d = mismatch(old_log_probs, rollout.rollout_log_probs, mask)
     return correction_weights(settings.kind, d, mask, settings.cap)
 
@@ -138,7 +138,7 @@ def record_mismatch(meter: Meter, rollout: Rollout, experience: Experience, conf
     """Record how far the sampler's log-probs are from the trainer's: per token, or per row."""
     mask = experience.response_mask
     d = mismatch(experience.old_log_probs, rollout.rollout_log_probs, mask)
-    by_row = config.rollout.corrected_by.kind == "sequence"
+    by_row = config.correction.kind == "sequence"
     share = effective_share(d.sum(dim=1), mask.any(dim=1)) if by_row else effective_share(d, mask)
     meter.record("rollout/log_prob_diff_mean", Last(mean_gap(d, mask)))
     meter.record("rollout/mismatch_kl", Last(mismatch_kl(d, mask)))

@@ -115,7 +115,7 @@ class Outcome:
             )
             meter.record("tools/observed_tokens_mean", Mean(observed, len(usable)))
         meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
-        if config.rollout.may_mismatch:
+        if config.may_mismatch:
             record_mismatch(meter, self.rollout, e, config)
         if config.kl.needs_reference:
             kl = k1(e.old_log_probs, e.ref_log_probs, mask).sum()

@@ -76,8 +76,9 @@ def build_roles(
     columns = columns_for_reward(config.reward, reward)
 
     rollout = config.rollout
-    model = load_causal_lm(config.model.actor, config.model.dtype, device, config.model.hub)
-    vocabulary = load_vocabulary(config.model.actor, model, config.model.hub)
+    models = config.model
+    model = load_causal_lm(models.actor, models.dtype, device, models.hub, models.compute)
+    vocabulary = load_vocabulary(models.actor, model, models.hub)
     day = template_day(config, vocabulary)
     fix_date(vocabulary.tokenizer, day)
 
@@ -211,7 +212,7 @@ def _build_reference(config: Config, actor: Policy, device: torch.device) -> Ref
         if actor.lower_layers:
             own_names = trainable_parameters(actor.model).keys()
     else:
-        model = load_causal_lm(name, dtype, device, settings.hub)
+        model = load_causal_lm(name, dtype, device, settings.hub, settings.compute)
     return FrozenReference(
         model,
         config.rollout.temperature,
@@ -243,7 +244,7 @@ def _build_critic(
         if same:
             model = upper_copy(trunk(actor.model), actor.lower_layers)
         else:
-            model = load_trunk(name, dtype, device, settings.hub)
+            model = load_trunk(name, dtype, device, settings.hub, settings.compute)
             layers = let_layers_learn(model, name, config)
         _make_ready_to_learn(model, settings.critic_lora, config, "critic", layers)
         critic = Critic(model, tokens, reads_lower_states=same)
@@ -332,7 +333,7 @@ def build_learned_scorer(
     that a resumed run has the same one.
     """
     tokens = config.actor.microbatch_tokens
-    reward = load_reward_model(name, config.model.dtype, device, tokens)
+    reward = load_reward_model(name, config.model.dtype, device, tokens, config.model.compute)
     scorer = LearnedScorer(reward, config.data.system_prompt, Scale())
     asked = prompts.for_iteration(0, NUM_RESPONSES, config.seed, config.data.shuffle)
     rows = _reference_responses(config, asked, device)
@@ -362,7 +363,7 @@ def _reference_responses(
     settings, rollout = config.model, config.rollout
     name = settings.reference or settings.actor
     dtype = settings.reference_dtype or settings.dtype
-    model = load_causal_lm(name, dtype, device, settings.hub)
+    model = load_causal_lm(name, dtype, device, settings.hub, settings.compute)
     vocabulary = load_vocabulary(name, model, settings.hub)
     sampler = LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature)
     sampler.sync(model, 0)

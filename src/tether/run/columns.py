@@ -91,7 +91,7 @@ COLUMNS = (
         "correction_weights",
         "how much it counts, as another program drew it",
         "由另一个程序采样，所以要乘上多少权重",
-        only_with="rollout.may_mismatch",
+        only_with="may_mismatch",
         if_absent=1.0,
     ),
     Column(

@@ -126,7 +126,8 @@ def reward_model_job(config: RewardModelConfig) -> StageJob[RewardModelConfig]:
 def build_reward_model(config: RewardModelConfig, device: torch.device) -> RewardModelStage:
     """Load the model and every pair; nothing is trained yet."""
     model, data, train = config.model, config.data, config.train
-    reward = start_reward_model(model.start, model.dtype, device, train.microbatch_tokens)
+    tokens = train.microbatch_tokens
+    reward = start_reward_model(model.start, model.dtype, device, tokens, model.compute)
     fix_template_day(data.date, reward.tokenizer)
     load = partial(load_pairs, data=data, tokenizer=reward.tokenizer, context=reward.max_tokens)
     heldout = [] if data.heldout is None else load(data.heldout)[: train.eval_rows]

@@ -91,7 +91,7 @@ def sft_job(config: SFTConfig) -> StageJob[SFTConfig]:
 def build_sft(config: SFTConfig, device: torch.device) -> SFTStage:
     """Load the model and every row; nothing is trained yet."""
     name, data = config.model.start, config.data
-    model = load_causal_lm(name, config.model.dtype, device)
+    model = load_causal_lm(name, config.model.dtype, device, compute=config.model.compute)
     vocabulary = load_vocabulary(name, model)
     fix_template_day(data.date, vocabulary.tokenizer)
     context = getattr(model.config, "max_position_embeddings", None)

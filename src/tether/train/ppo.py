@@ -200,6 +200,11 @@ class PPOTraining:
                 "rollout.state_masking false is an ablation: the policy learns from tokens that "
                 "it did not write"
             )
+        if self.config.model.ablation:
+            warnings.append(
+                "model.ablation: weights that learn may be stored in bfloat16, in which most small "
+                "steps are lost to rounding"
+            )
         return warnings
 
     def check(self, fresh: bool) -> str:

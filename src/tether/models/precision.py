@@ -1,0 +1,158 @@
+"""Mixed precision: weights as they are stored, products and what follows them in bfloat16.
+
+A model that computes in bfloat16 has `Bfloat16Linear` layers, and `computing` around each of its
+passes lets torch do the same for attention and all other products. The sum that layers add to, the
+norms and everything after the output head stay in float32; so do weights and their gradients.
+
+Where the processor has no instructions for it, a product is computed in float32 from operands
+rounded to bfloat16, and its result is rounded: the same numbers but for the order of float32 sums.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm, linear
+from transformers import PreTrainedModel
+
+from tether.models.cpu_matmul import OneDnnLinear, matmul_transposed
+from tether.support.processor import multiplies_bfloat16
+
+Product = Callable[[Float[Tensor, "*rows width"]], Float[Tensor, "*rows columns"]]
+
+NATIVE = multiplies_bfloat16()  # what a CPU does; GPUs do
+
+
+def compute_in(model: PreTrainedModel, compute: str) -> None:
+    """Let the model's trunk and output head compute in this format from now on; weights stay.
+
+    Heads for scores and values are left alone: theirs is a single number, not to be rounded. To be
+    called again once layers were added.
+    """
+    if compute != "bfloat16":
+        return
+    trunk = cast(nn.Module, model.base_model)
+    embedding = cast(nn.Module, model.get_input_embeddings())
+    if computed_in(trunk) is None and _stored_in_bfloat16(embedding):
+        embedding.register_forward_hook(_widen)
+    vars(model)["computed_in"] = vars(trunk)["computed_in"] = torch.bfloat16
+    for module in (*trunk.modules(), model.get_output_embeddings()):
+        if type(module) in (nn.Linear, OneDnnLinear):
+            module.__class__ = Bfloat16Linear
+        elif type(module) is nn.LayerNorm:
+            module.__class__ = WideLayerNorm
+
+
+def computed_in(network: nn.Module) -> torch.dtype | None:
+    """Return the format of the network's products where it is not that of its weights."""
+    return vars(network).get("computed_in")
+
+
+def compute_type(model: PreTrainedModel) -> torch.dtype:
+    """Return the format of the model's products, and of its keys and values."""
+    return computed_in(model) or model.dtype
+
+
+def computing(network: nn.Module, device: torch.device) -> AbstractContextManager[object]:
+    """Compute in the network's format meanwhile, also in what `Bfloat16Linear` does not reach."""
+    found = computed_in(network)
+    if found is None or device.type == "meta":  # a dry run has no numbers to compute
+        return nullcontext()
+    return torch.autocast(device.type, found)
+
+
+def operand(head: nn.Module, states: Tensor) -> Tensor:
+    """Return the states in the format in which the head multiplies them."""
+    return states.to(torch.bfloat16) if isinstance(head, Bfloat16Linear) else states
+
+
+def multiply_by(
+    b: Float[Tensor, "columns width"],
+    bias: Float[Tensor, " columns"] | None,
+    float_type: torch.dtype,
+) -> Product:
+    """Return the map a -> a b^T + bias with operands and result in this format, no gradients."""
+    if float_type != torch.bfloat16:
+        return partial(matmul_transposed, b=b, bias=bias)
+    b, bias = b.to(float_type), None if bias is None else bias.to(float_type)
+    if uses_instructions(b):
+        return partial(linear, weight=b, bias=bias)
+    wide, wide_bias = b.float(), None if bias is None else bias.float()
+
+    def rounded(a: Tensor) -> Tensor:
+        return matmul_transposed(a.float(), wide, wide_bias).to(float_type)
+
+    return rounded
+
+
+def uses_instructions(b: Tensor) -> bool:
+    """Tell whether the device multiplies bfloat16 numbers as such."""
+    return NATIVE or b.device.type not in ("cpu", "meta")
+
+
+class Bfloat16Linear(nn.Linear):
+    """An nn.Linear whose product is computed in bfloat16, whatever its weights are stored in."""
+
+    def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows columns"]:
+        """Return input weight^T + bias in bfloat16."""
+        return cast(Tensor, Bfloat16Matmul.apply(input, self.weight, self.bias))
+
+
+class Bfloat16Matmul(torch.autograd.Function):
+    """a b^T + bias in bfloat16; the gradients of b and bias have the formats of b and bias.
+
+    What is kept for the backward pass is a in bfloat16 and b as it is stored: b is rounded again
+    there, as a second copy of all weights would take more memory than that takes time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        """Return a b^T + bias."""
+        a = a.to(torch.bfloat16)
+        ctx.save_for_backward(a, b)
+        ctx.bias_type = None if bias is None else bias.dtype
+        with torch.autocast(_kind(a), enabled=False):
+            return multiply_by(b, bias, torch.bfloat16)(a)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator is untyped)
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Any, ...]:
+        """Return the gradients of a, b and bias."""
+        (gradient,) = grad_outputs
+        a, b = ctx.saved_tensors
+        needs_a, needs_b, needs_bias = ctx.needs_input_grad
+        flat, multiply = gradient.flatten(0, -2), partial(multiply_by, float_type=torch.bfloat16)
+        with torch.autocast(_kind(a), enabled=False):
+            return (
+                multiply(b.T, None)(gradient) if needs_a else None,
+                multiply(a.flatten(0, -2).T, None)(flat.T).to(b.dtype) if needs_b else None,
+                flat.sum(dim=0, dtype=ctx.bias_type) if needs_bias else None,
+            )
+
+
+class WideLayerNorm(nn.LayerNorm):
+    """An nn.LayerNorm in its input's format, also where its own weights are stored in bfloat16."""
+
+    def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """Return the normalised input."""
+        weight, bias = (None if w is None else w.to(input.dtype) for w in (self.weight, self.bias))
+        return layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+
+
+def _stored_in_bfloat16(module: nn.Module) -> bool:
+    return any(weight.dtype == torch.bfloat16 for weight in module.parameters())
+
+
+def _widen(module: nn.Module, inputs: object, states: Tensor) -> Tensor:
+    """Let layers add to a sum in float32 where the embedding is stored in bfloat16."""
+    return states.float()
+
+
+def _kind(tensor: Tensor) -> str:
+    return "cpu" if tensor.device.type == "meta" else tensor.device.type
