@@ -3,6 +3,9 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 
 def test_it_prints_both_directions_and_the_samples(tether):
@@ -47,3 +50,13 @@ def test_it_does_without_transformers():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.stdout.splitlines()[-1] == "False", ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_output_onto_a_full_disk_ends_with_one_sentence():
+    command = [sys.executable, "-m", "tether", "kl", "0.5,0.5", "0.4,0.6"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("tether: The output of this command could not be written: no sp")
+    assert ended.stderr.count("\n") == 1

@@ -269,6 +269,8 @@ def r5_disk(bench: Bench, tries: int) -> Row:
         mount.mkdir()
         if kind == "full":
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", mount], check=True)
+        # What the command says goes to another disk, as on a full one nobody could read it.
+        log_of(mount / "run").symlink_to(bench.folder / f"r5-{number}.log")
         try:
             return _disk_fault(bench, mount / "run", kind, chance)
         finally:

@@ -1,5 +1,6 @@
 """`tether`: the list of commands, and what a person sees when one fails. Imports no torch."""
 
+import errno
 import io
 import os
 import signal
@@ -13,7 +14,9 @@ from tether.cli import diff, doctor, explain, listing, models, stages, train, vi
 from tether.cli.field_options import WITH_FIELDS
 from tether.cli.terminal import complain
 from tether.dist.environment import launched_rank
-from tether.errors import OthersLost, RunStopped, UserError
+from tether.errors import OthersLost, RunStopped, UserError, one_line
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     name="tether",
@@ -80,7 +83,22 @@ def main() -> None:
         _complain_once(error)
         sys.exit(1)
     except BrokenPipeError:  # the reader of the output has closed it, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        # The run's own files have sentences of their own: this is the command's output.
+        _write_no_more()
+        complain(
+            f"The output of this command could not be written: {one_line(error).lower()}. "
+            f"Make room, or write it elsewhere; a run goes on with `tether resume`."
+        )
+        sys.exit(1)
+
+
+def _write_no_more() -> None:
+    """Let what is left in the buffer of the output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain_once(error: UserError | RunStopped) -> None:

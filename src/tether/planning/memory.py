@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from tether.config import TrpoUpdate
-from tether.models.packed_weights import packed_bytes
 from tether.models.forward import output_head, trunk
 from tether.models.frozen_layers import lacks_lower_layers
 from tether.models.lora import merged_bytes
+from tether.models.packed_weights import packed_bytes
 from tether.models.token_log_probs import max_cached_cells
 from tether.planning.dry_run import Batch, HeadedTrunk, backward_peak, forward_peak
 from tether.planning.workload import Demand, Learner, lower_state_bytes

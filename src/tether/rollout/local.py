@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.data.batching import pad_left, pad_right
-from tether.models.packed_weights import packed_bytes, packed_weights
 from tether.models.forward import decode_step, output_head, prefill, trunk
 from tether.models.kv_cache import SlotCache
 from tether.models.lora import adapter_merged, merged_bytes
+from tether.models.packed_weights import packed_bytes, packed_weights
 from tether.models.precision import compute_type
 from tether.models.token_log_probs import tempered_logits
 from tether.rollout.sampler import Done, Draw, Episode, Greedy, Observe, tool_calls_of
