@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 
+from tether.support.processor import capability
+
 
 def machine() -> str:
-    """Date, cores and torch, as they stand under every pasted figure."""
+    """Date, cores, what they multiply by instructions, and torch: under every pasted figure."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -17,15 +19,6 @@ def machine() -> str:
     today = datetime.date.today()
     cores = f"{os.cpu_count()} cores of {processor} ({capability()})"
     return f"{today}, {cores}, torch {torch.__version__}."
-
-
-def capability() -> str:
-    """The processor's vector instructions, those for bfloat16 included."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    flags = next((line for line in lines if line.startswith("flags")), "").split()
-    names = [name.upper() for name in ("avx512_bf16", "amx_bf16") if name in flags]
-    return ", ".join([torch.backends.cpu.get_cpu_capability(), *names])
 
 
 def paste(document: Path, marker: str, lines: list[str]) -> None:

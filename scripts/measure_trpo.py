@@ -78,8 +78,7 @@ def main() -> None:
     text, failed = describe(exact, usual, excesses)
     print(text)
     if options.write:
-        capability = torch.backends.cpu.get_cpu_capability()
-        where = f"Recipe arithmetic, seed {options.seed}, one thread. {machine()} {capability}."
+        where = f"Recipe arithmetic, seed {options.seed}, one thread. {machine()}"
         marker = "TRPO's step: made by `python scripts/measure_trpo.py --write`"
         paste(DOCUMENT, marker, [text, "", f"  {where}"])
     sys.exit(f"Not as it should be: {', '.join(failed)}" if failed else 0)

@@ -23,6 +23,7 @@ from tether.config.estimators import ESTIMATORS
 from tether.config.rollout import CorrectionSection, RewardSection, RolloutSection
 from tether.config.run import (
     TOO_COARSE_TO_LEARN,
+    Compute,
     DataSection,
     LaunchSection,
     ModelSection,
@@ -110,6 +111,12 @@ class Config(RunConfig):
     def may_mismatch(self) -> bool:
         """Return whether the sampler's log-probs are to be compared with the trainer's."""
         return self._sampler_differs or self.correction.kind != "none"
+
+    def may_compute_in(self, compute: Compute) -> bool:
+        """Return whether this run could compute in that format instead."""
+        formats = (self.model.dtype, self.model.reference_dtype, self.model.critic_dtype)
+        refused = self.actor.update.kind == "trpo" or "float64" in formats
+        return compute == "float32" or not refused
 
     @property
     def _sampler_differs(self) -> bool:

@@ -100,8 +100,7 @@ class VllmSection(Section):
 
 
 class CorrectionSection(Section):
-    """Rollout correction: importance weights of the policy loss where the sampler's log-probs differ
-    from the trainer's: another engine's, and any in bfloat16."""
+    """Rollout correction: importance weights of the loss where sampler and trainer differ."""
 
     kind: Literal["none", "token", "sequence"] = "token"
     """the trainer's probability over the sampler's: of each token, or of the row as a whole"""
@@ -127,7 +126,7 @@ class RolloutSection(Section):
     vllm: VllmSection = VllmSection()
     """settings of vLLM"""
     correction: CorrectionSection | None = None
-    """importance weights; default: token with cap 2 for vllm or model.compute bfloat16, else none"""
+    """importance weights; default: token, cap 2, for vllm and model.compute bfloat16, else none"""
     reuse_log_probs: bool = False
     """use the sampler's log-probs as the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []

@@ -95,13 +95,13 @@ class ModelSection(Section):
     hub: bool = False
     """download a model whose name is not a directory from the Hugging Face hub"""
     dtype: Dtype = "float32"
-    """format of stored weights without one below; for weights that learn, bfloat16 is an ablation"""
+    """format of stored weights without one below; bfloat16 only for weights that do not learn"""
     reference_dtype: Dtype | None = None
     """number format of the reference's stored weights"""
     critic_dtype: Dtype | None = None
     """number format of the critic's stored weights"""
     compute: Compute = "float32"
-    """format of products and activations, in training and sampling, whatever weights are stored in"""
+    """format of products and activations in training and sampling; weights stay as stored"""
     ablation: bool = False
     """train weights stored in bfloat16 all the same, to see that they lose small steps"""
     gradient_checkpointing: bool = False

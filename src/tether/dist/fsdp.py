@@ -11,7 +11,12 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -28,12 +33,17 @@ def shard(
     trunk: nn.Module | None = None,
     called: nn.Module | None = None,
     keep_whole: bool = False,
+    computed_in: torch.dtype | None = None,
 ) -> None:
     """Shard the weights of `root`; on one process do nothing.
 
     `trunk` has the layers. `called` is what is called for a pass, the root if nothing else: where
     it is the trunk, its caller may read other weights of the root afterwards. With `keep_whole`
     there is a plain model beside it, which `unsharded_model` brings up to date.
+
+    Where products are computed in another format than weights are stored in, `computed_in`, layers
+    are gathered in it and their gradients summed in float32. What lies outside the layers is
+    gathered as it is stored: heads multiply in float32.
     """
     mesh = world().mesh
     if mesh is None:
@@ -42,8 +52,13 @@ def shard(
     if trunk is not None:
         share_layers(cast(PreTrainedModel, trunk))
     layers = [m for m in root.modules() if isinstance(m, GradientCheckpointingLayer)]
+    mixed = MixedPrecisionPolicy(computed_in, torch.float32, cast_forward_inputs=False)
     for module in (*reversed(layers), root):
-        sharded = fully_shard(module, mesh=mesh["data"], reshard_after_forward=module is not root)
+        inside = module is not root
+        policy = mixed if inside and computed_in is not None else MixedPrecisionPolicy()
+        sharded = fully_shard(
+            module, mesh=mesh["data"], reshard_after_forward=inside, mp_policy=policy
+        )
         sharded.set_gradient_divide_factor(1.0)  # a sum, not a mean
         sharded.set_force_sum_reduction_for_comms(True)
     if called not in (None, root):

@@ -22,7 +22,7 @@ from tether.data.shared_prompts import pack, packed_layout
 from tether.dist.collectives import all_reduce_sum
 from tether.dist.fsdp import release_gathered
 from tether.models.kv_cache import SlotCache
-from tether.models.precision import compute_type, computing
+from tether.models.precision import attention_type, compute_type
 from tether.models.prompt_attention import KEYWORD, PackedPrompts
 from tether.types import Sequences
 
@@ -86,7 +86,7 @@ def _call_trunk(
     **inputs: object,
 ) -> Float[Tensor, "rows length width"]:
     """Run the trunk on ids, or its upper layers on lower states."""
-    with _recomputing(trunk), computing(trunk, ids.device):
+    with _recomputing(trunk):
         if lower_states is None:
             return trunk(input_ids=ids, use_cache=False, **inputs).last_hidden_state
         with _replaced_layers(trunk, range(lower_layers), _Resume(lower_states)):
@@ -99,8 +99,7 @@ def states_below(
 ) -> Float[Tensor, "rows length width"]:
     """Return the states after the first `lower_layers` layers, without running the others."""
     stack, stop = layer_stack(trunk), _Stop()
-    above = range(lower_layers, len(stack))
-    with computing(trunk, ids.device), _replaced_layers(trunk, above, stop):
+    with _replaced_layers(trunk, range(lower_layers, len(stack)), stop):
         trunk(input_ids=ids, use_cache=False)
     return stop.states
 
@@ -159,11 +158,6 @@ class AbsentLayers(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Tensor:
         """Refuse: the caller has to bring lower states."""
         raise RuntimeError("this network has no lower layers; give it `Sequences.lower_states`")
-
-
-def lacks_layers(trunk: nn.Module) -> bool:
-    """Tell whether the trunk can only start from lower states."""
-    return any(isinstance(module, AbsentLayers) for module in trunk.modules())
 
 
 @torch.no_grad()
@@ -322,8 +316,7 @@ def prefill(
     Return the state after the last token of each.
     """
     cache.start_rows(slots, lengths, ids.shape[1])
-    with computing(trunk, ids.device):
-        hidden = trunk(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+    hidden = trunk(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
     return _last(hidden, lengths)
 
 
@@ -337,8 +330,8 @@ def decode_step(
 ) -> Float[Tensor, "rows width"]:
     """Add tokens to rows that are in the cache; return the state after the last of each."""
     positions, allowed = cache.extend_rows(slots, lengths, ids.shape[1])
-    mask = torch.zeros(allowed.shape, dtype=compute_type(trunk), device=ids.device)
-    with grouped_attention(trunk), computing(trunk, ids.device):
+    mask = torch.zeros(allowed.shape, dtype=attention_type(trunk), device=ids.device)
+    with grouped_attention(trunk):
         hidden = trunk(
             input_ids=ids,
             attention_mask=mask.masked_fill_(~allowed, -torch.inf),

@@ -33,16 +33,8 @@ class CacheWrite:
 class SlotCache(Cache):
     """Keys and values of `slots` rows of at most `capacity` tokens, for every layer."""
 
-    def __init__(
-        self,
-        layers: int,
-        slots: int,
-        capacity: int,
-        device: torch.device,
-        float_type: torch.dtype | None = None,  # None is that of the first keys written
-    ) -> None:
+    def __init__(self, layers: int, slots: int, capacity: int, device: torch.device) -> None:
         super().__init__(layers=[])
-        self.float_type = float_type
         self.shape = layers, slots, capacity + 1  # the last column takes what padding writes
         self.spare = capacity
         self.device = device
@@ -118,7 +110,7 @@ class SlotCache(Cache):
         for whole, new in zip(self.stores, (key_states, value_states), strict=True):
             store = whole[layer_idx]
             cells = new.transpose(1, 2)[write.sources]
-            store.transpose(1, 2)[write.slots[:, None], write.columns] = cells.to(store.dtype)
+            store.transpose(1, 2)[write.slots[:, None], write.columns] = cells
             if write.attended is not None:
                 slots, columns = write.attended
                 new = store[slots, :, :columns]
@@ -140,8 +132,7 @@ class SlotCache(Cache):
     def _allocate(self, new: Keys) -> Store:
         layers, slots, columns = self.shape
         # Zeros, as a cell never written is masked by adding -inf, and NaN + -inf is NaN.
-        shape = layers, slots, new.shape[1], columns, new.shape[3]
-        return new.new_zeros(shape, dtype=self.float_type)
+        return new.new_zeros(layers, slots, new.shape[1], columns, new.shape[3])
 
     def _tensor(self, numbers: Sequence[int]) -> Int[Tensor, " numbers"]:
         return torch.tensor(numbers, device=self.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tether.models.cpu_matmul import HAS_ONEDNN, OneDnnLinear
-from tether.models.precision import Bfloat16Linear, uses_instructions
+from tether.models.precision import Bfloat16Linear, WideLinear, uses_instructions
 from tether.support.memory import allocated_bytes
 
 MIN_PACKED_WEIGHTS = 2**16  # weights of a layer; smaller ones fit the processor's cache anyway
@@ -49,7 +49,7 @@ def _is_worth_packing(module: nn.Module) -> TypeGuard[nn.Linear]:
     if not isinstance(module, nn.Linear) or module.weight.numel() < MIN_PACKED_WEIGHTS:
         return False
     plain = type(module) in (nn.Linear, OneDnnLinear) and module.weight.dtype == torch.float32
-    return plain or isinstance(module, Bfloat16Linear)
+    return plain or isinstance(module, Bfloat16Linear | WideLinear)
 
 
 def _packed_type(layer: nn.Linear) -> torch.dtype:

@@ -1,15 +1,16 @@
-"""Mixed precision: weights as they are stored, products and what follows them in bfloat16.
+"""Mixed precision: products in bfloat16, whatever format weights are stored in.
 
-A model that computes in bfloat16 has `Bfloat16Linear` layers, and `computing` around each of its
-passes lets torch do the same for attention and all other products. The sum that layers add to, the
-norms and everything after the output head stay in float32; so do weights and their gradients.
+`compute_in` gives a model layers that multiply in bfloat16: feed-forward layers, the projection
+after attention, the output head. Attention itself (queries, keys, values and what is computed from
+them) is in float32, and so are the sum that layers add to, norms, everything after the head, the
+weights and their gradients. With attention in bfloat16 too, gradients of SmolLM2-135M had a cosine
+of 0.9983 with exact ones; without, 0.9991.
 
 Where the processor has no instructions for it, a product is computed in float32 from operands
 rounded to bfloat16, and its result is rounded: the same numbers but for the order of float32 sums.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -18,13 +19,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from tether.models.cpu_matmul import OneDnnLinear, matmul_transposed
 from tether.support.processor import multiplies_bfloat16
 
 Product = Callable[[Float[Tensor, "*rows width"]], Float[Tensor, "*rows columns"]]
 
-NATIVE = multiplies_bfloat16()  # what a CPU does; GPUs do
+NATIVE = multiplies_bfloat16()  # of a CPU; GPUs do
+AFTER_ATTENTION = ("o_proj", "out_proj", "c_proj", "dense")  # last layers of attention modules
 
 
 def compute_in(model: PreTrainedModel, compute: str) -> None:
@@ -40,9 +43,12 @@ def compute_in(model: PreTrainedModel, compute: str) -> None:
     if computed_in(trunk) is None and _stored_in_bfloat16(embedding):
         embedding.register_forward_hook(_widen)
     vars(model)["computed_in"] = vars(trunk)["computed_in"] = torch.bfloat16
-    for module in (*trunk.modules(), model.get_output_embeddings()):
+    exact = _attention_layers(trunk)
+    for module in (*trunk.modules(), cast(nn.Module, model.get_output_embeddings())):
         if type(module) in (nn.Linear, OneDnnLinear):
-            module.__class__ = Bfloat16Linear
+            module.__class__ = WideLinear if module in exact else Bfloat16Linear
+        elif type(module) is Conv1D:
+            module.__class__ = WideConv1D if module in exact else Bfloat16Conv1D
         elif type(module) is nn.LayerNorm:
             module.__class__ = WideLayerNorm
 
@@ -52,17 +58,14 @@ def computed_in(network: nn.Module) -> torch.dtype | None:
     return vars(network).get("computed_in")
 
 
+def attention_type(model: PreTrainedModel) -> torch.dtype:
+    """Return the format of the model's keys and values."""
+    return model.dtype if computed_in(model) is None else torch.float32
+
+
 def compute_type(model: PreTrainedModel) -> torch.dtype:
-    """Return the format of the model's products, and of its keys and values."""
+    """Return the format of the model's products."""
     return computed_in(model) or model.dtype
-
-
-def computing(network: nn.Module, device: torch.device) -> AbstractContextManager[object]:
-    """Compute in the network's format meanwhile, also in what `Bfloat16Linear` does not reach."""
-    found = computed_in(network)
-    if found is None or device.type == "meta":  # a dry run has no numbers to compute
-        return nullcontext()
-    return torch.autocast(device.type, found)
 
 
 def operand(head: nn.Module, states: Tensor) -> Tensor:
@@ -94,14 +97,6 @@ def uses_instructions(b: Tensor) -> bool:
     return NATIVE or b.device.type not in ("cpu", "meta")
 
 
-class Bfloat16Linear(nn.Linear):
-    """An nn.Linear whose product is computed in bfloat16, whatever its weights are stored in."""
-
-    def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows columns"]:
-        """Return input weight^T + bias in bfloat16."""
-        return cast(Tensor, Bfloat16Matmul.apply(input, self.weight, self.bias))
-
-
 class Bfloat16Matmul(torch.autograd.Function):
     """a b^T + bias in bfloat16; the gradients of b and bias have the formats of b and bias.
 
@@ -115,8 +110,7 @@ class Bfloat16Matmul(torch.autograd.Function):
         a = a.to(torch.bfloat16)
         ctx.save_for_backward(a, b)
         ctx.bias_type = None if bias is None else bias.dtype
-        with torch.autocast(_kind(a), enabled=False):
-            return multiply_by(b, bias, torch.bfloat16)(a)
+        return multiply_by(b, bias, torch.bfloat16)(a)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -128,21 +122,61 @@ class Bfloat16Matmul(torch.autograd.Function):
         a, b = ctx.saved_tensors
         needs_a, needs_b, needs_bias = ctx.needs_input_grad
         flat, multiply = gradient.flatten(0, -2), partial(multiply_by, float_type=torch.bfloat16)
-        with torch.autocast(_kind(a), enabled=False):
-            return (
-                multiply(b.T, None)(gradient) if needs_a else None,
-                multiply(a.flatten(0, -2).T, None)(flat.T).to(b.dtype) if needs_b else None,
-                flat.sum(dim=0, dtype=ctx.bias_type) if needs_bias else None,
-            )
+        return (
+            multiply(b.T, None)(gradient) if needs_a else None,
+            multiply(a.flatten(0, -2).T, None)(flat.T).to(b.dtype) if needs_b else None,
+            flat.sum(dim=0, dtype=ctx.bias_type) if needs_bias else None,
+        )
+
+
+class Bfloat16Linear(nn.Linear):
+    """An nn.Linear whose product is computed in bfloat16, whatever its weights are stored in."""
+
+    def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows columns"]:
+        """Return input weight^T + bias in bfloat16."""
+        return cast(Tensor, Bfloat16Matmul.apply(input, self.weight, self.bias))
+
+
+class Bfloat16Conv1D(Conv1D):
+    """GPT-2's linear layer, with its weight transposed, in bfloat16."""
+
+    def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows columns"]:
+        """Return x weight + bias in bfloat16."""
+        return cast(Tensor, Bfloat16Matmul.apply(x, self.weight.T, self.bias))
+
+
+class WideLinear(OneDnnLinear):
+    """A linear layer in float32, also where its weights are stored or gathered in bfloat16."""
+
+    def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows columns"]:
+        """Return input weight^T + bias."""
+        if self.weight.dtype == torch.float32:
+            return super().forward(input.float())
+        return linear(input.float(), self.weight.float(), _float(self.bias))
+
+
+class WideConv1D(Conv1D):
+    """GPT-2's linear layer in float32, also where its weights are bfloat16."""
+
+    def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows columns"]:
+        """Return x weight + bias."""
+        return linear(x.float(), self.weight.float().T, _float(self.bias))
 
 
 class WideLayerNorm(nn.LayerNorm):
-    """An nn.LayerNorm in its input's format, also where its own weights are stored in bfloat16."""
+    """An nn.LayerNorm in float32, also where its weights are bfloat16."""
 
     def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """Return the normalised input."""
-        weight, bias = (None if w is None else w.to(input.dtype) for w in (self.weight, self.bias))
-        return layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        weight, bias = _float(self.weight), _float(self.bias)
+        return layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
+
+
+def _attention_layers(trunk: nn.Module) -> set[nn.Module]:
+    """Return what makes queries, keys and values: all of attention but its last layer."""
+    parts = [m for m in trunk.modules() if "Attention" in type(m).__name__]
+    named = [item for part in parts for item in part.named_modules()]
+    return {module for name, module in named if not set(name.split(".")) & set(AFTER_ATTENTION)}
 
 
 def _stored_in_bfloat16(module: nn.Module) -> bool:
@@ -154,5 +188,5 @@ def _widen(module: nn.Module, inputs: object, states: Tensor) -> Tensor:
     return states.float()
 
 
-def _kind(tensor: Tensor) -> str:
-    return "cpu" if tensor.device.type == "meta" else tensor.device.type
+def _float(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.float()

@@ -13,7 +13,6 @@ from tether.data.batching import length_mask, pad_right
 from tether.errors import UserError
 from tether.models.forward import Network, map_microbatches, states_before_tokens, trunk
 from tether.models.loading import load_classifier
-from tether.models.precision import computing
 from tether.models.vocabulary import load_tokenizer
 from tether.types import Sequences
 
@@ -62,8 +61,7 @@ class RewardModel:
             logits = head(states.to(head.weight.dtype))
         else:
             mask = length_mask(whole.prompt_lengths, whole.ids.shape[1])
-            with computing(self.model, whole.ids.device):
-                logits = self.model(input_ids=whole.ids, attention_mask=mask.long()).logits
+            logits = self.model(input_ids=whole.ids, attention_mask=mask.long()).logits
         return logits.squeeze(-1).to(self.float_type)
 
 

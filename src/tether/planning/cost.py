@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tether.config import TrpoUpdate
 from tether.models.forward import layer_stack, trunk
+from tether.models.precision import compute_type
 from tether.planning.workload import Demand, Learner, Size, lower_state_bytes
 from tether.support.units import byte_text, si
 
@@ -97,7 +98,9 @@ def _gathered_and_scattered(d: Demand, share: float) -> list[Cost]:
 
     def layers(size: Size) -> int:
         """Return the bytes of all shards together, on one of the processes that divide layers."""
-        return d.shards * d.held(size.weight_bytes, size.linear_bytes)
+        whole = d.shards * d.held(size.weight_bytes, size.linear_bytes)
+        outside = min(whole, size.outer_bytes)
+        return outside + d.gathered(whole - outside)
 
     read = sum(layers(size) for size in _forward_roles(d))
     because = f"{d.forward_batches} batches of a forward pass each"
@@ -115,7 +118,8 @@ def _states(d: Demand) -> Cost:
     """Return tensor parallelism's share: sums after attention and MLP of every layer."""
     model = d.networks.actor.config
     tokens, ways = d.tokens / d.replicas, d.layer_ways
-    once = tokens * model.num_hidden_layers * model.hidden_size * d.networks.actor.dtype.itemsize
+    width = model.hidden_size * compute_type(d.networks.actor).itemsize
+    once = tokens * model.num_hidden_layers * width
     recomputed = d.config.model.gradient_checkpointing
     passes = len(_forward_roles(d)) + sum(
         (3 if recomputed else 2) * _passes(d, r) for r in d.learners

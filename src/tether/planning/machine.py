@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from tether.support.processor import capability, multiplies_bfloat16
+
 WIDTH = 768  # of the matrices that are multiplied
 SECONDS = 0.3  # that are spent on it
 UNKNOWN = 2**63  # bytes, where the system does not tell
@@ -17,6 +19,8 @@ class Machine:
 
     free_bytes: int
     teraflops: float  # of one process, float32 products
+    capability: str = "unknown"  # AMX, AVX512_BF16, AVX2, ...; or cuda
+    bfloat16_gain: float = 1.0  # how many times as fast products in bfloat16 are
 
 
 def this_machine(device: str) -> Machine | None:
@@ -26,7 +30,13 @@ def this_machine(device: str) -> Machine | None:
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         return None
-    return Machine(free_bytes(device), _teraflops(device))
+    usual = _teraflops(device, torch.float32)
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    name = "cuda" if on_gpu else capability()
+    if not (on_gpu or multiplies_bfloat16()):
+        return Machine(free_bytes(device), usual, name)
+    gain = _teraflops(device, torch.bfloat16) / usual
+    return Machine(free_bytes(device), usual, name, gain)
 
 
 def free_bytes(device: str) -> int:
@@ -55,9 +65,9 @@ def _left_of_cgroup() -> int:
     return UNKNOWN if limit == "max" else max(0, int(limit) - int(used))
 
 
-def _teraflops(device: str) -> float:
+def _teraflops(device: str, number_format: torch.dtype) -> float:
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    a = torch.ones(WIDTH, WIDTH, device=kind)
+    a = torch.ones(WIDTH, WIDTH, device=kind, dtype=number_format)
     (a @ a).sum().item()
     products, began = 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS:

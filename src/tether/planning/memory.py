@@ -8,6 +8,7 @@ from tether.models.forward import output_head, trunk
 from tether.models.frozen_layers import lacks_lower_layers
 from tether.models.lora import merged_bytes
 from tether.models.packed_weights import packed_bytes
+from tether.models.precision import attention_type
 from tether.models.token_log_probs import max_cached_cells
 from tether.planning.dry_run import Batch, HeadedTrunk, backward_peak, forward_peak
 from tether.planning.workload import Demand, Learner, lower_state_bytes
@@ -233,7 +234,7 @@ def _whole_layers(d: Demand, learn: bool = False) -> list[Part]:
     if d.shards == 1:
         return []
     largest = max(d.roles.values(), key=lambda role: role.layer_bytes)
-    layer = largest.layer_bytes // d.layer_ways
+    layer = d.gathered(largest.layer_bytes) // d.layer_ways
     size = 2 * layer + largest.outer_bytes
     if learn and d.config.model.lora is None:
         size += layer + largest.outer_bytes
@@ -264,7 +265,7 @@ def _cache_bytes(d: Demand) -> int:
     c = model.config
     heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    return 2 * c.num_hidden_layers * heads * width * model.dtype.itemsize
+    return 2 * c.num_hidden_layers * heads * width * attention_type(model).itemsize
 
 
 def _float_bytes(d: Demand) -> int:

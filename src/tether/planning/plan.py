@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -143,6 +143,7 @@ class Plan:
             *self._shared_prompts(),
             ("held-out prompts", f"{evaluated}", f"of {self.heldout_prompts}"),
             ("parameters", si(self.actor.parameters), self._roles()),
+            ("compute", c.model.compute, self._gain()),
             (
                 "disk for checkpoints",
                 byte_text(self.disk_bytes),
@@ -161,7 +162,28 @@ class Plan:
         phases = [_phase(memory.always, ())]
         phases += [_phase(phase, memory.always.parts) for phase in memory.phases]
         peak = ("peak", byte_text(memory.peak.size), f"in {memory.peak.when}")
-        return [*parts, *phases, peak, *self._room_here()]
+        return [*parts, *phases, peak, *self._peak_otherwise(), *self._room_here()]
+
+    def _peak_otherwise(self) -> list[Line]:
+        """Return the peak with the other format of products, where the config allows it."""
+        model = self.config.model
+        other = "float32" if model.compute == "bfloat16" else "bfloat16"
+        if not self.config.may_compute_in(other):
+            return []
+        settings = model.model_copy(update={"compute": other})
+        config = self.config.model_copy(update={"model": settings})
+        demand = replace(self.demand, config=config, networks=outline_networks(config))
+        size = byte_text(plan_memory(demand).peak.size)
+        return [(f"peak in {other}", size, f"with model.compute: {other}")]
+
+    def _gain(self) -> str:
+        """Tell what products in bfloat16 gain on this machine."""
+        if self.machine is None:
+            return "weights that learn are stored in " + self.config.model.dtype
+        name, gain = self.machine.capability, self.machine.bfloat16_gain
+        if gain <= 1:
+            return f"{name}: no instructions for bfloat16, which gains no time here"
+        return f"{name}: products in bfloat16 are {gain:.1f} x as fast here as in float32"
 
     def _room_here(self) -> list[Line]:
         """Tell whether the processes fit this machine; Ray's may run on others."""

@@ -22,6 +22,7 @@ from tether.models.forward import layer_stack, output_head, recompute_in_backwar
 from tether.models.frozen_layers import upper_copy
 from tether.models.loading import load_on_meta
 from tether.models.lora import insert_adapter
+from tether.models.precision import compute_type
 from tether.models.token_log_probs import max_cached_cells
 from tether.models.weights import trainable_parameters
 from tether.planning.dry_run import Batch
@@ -65,8 +66,9 @@ class Size:
 
 def outline_networks(config: Config) -> Networks:
     """Build the networks as shapes without weights, from the models' config.json files."""
-    settings, hub = config.model, config.model.hub
-    actor = load_on_meta(AutoModelForCausalLM, settings.actor, settings.dtype, hub)
+    settings = config.model
+    shared = settings.hub, settings.compute
+    actor = load_on_meta(AutoModelForCausalLM, settings.actor, settings.dtype, *shared)
     layers = let_layers_learn(actor, settings.actor, config)
     lower_layers = layers[0] if layers else 0
     critic = reference = reward = None
@@ -78,7 +80,7 @@ def outline_networks(config: Config) -> Networks:
         if same and layers is not None:
             network, its_layers = upper_copy(trunk(actor), lower_layers), layers
         else:
-            network = load_on_meta(AutoModel, name, dtype, hub)
+            network = load_on_meta(AutoModel, name, dtype, *shared)
             its_layers = let_layers_learn(network, name, config)
         _make_ready_to_learn(network, settings.critic_lora, config, "critic", its_layers)
         critic = Critic(network, config.critic.microbatch_tokens, reads_lower_states=same)
@@ -88,11 +90,12 @@ def outline_networks(config: Config) -> Networks:
         if layers is not None and (name, dtype) == (settings.actor, settings.dtype):
             reference = upper_copy(actor, lower_layers)
         else:
-            reference = load_on_meta(AutoModelForCausalLM, name, dtype, hub)
+            reference = load_on_meta(AutoModelForCausalLM, name, dtype, *shared)
         reference.requires_grad_(False)
     judge = learned_model(config.reward)
     if judge is not None:
-        reward = load_on_meta(AutoModelForSequenceClassification, judge, settings.dtype)
+        auto = AutoModelForSequenceClassification
+        reward = load_on_meta(auto, judge, settings.dtype, compute=settings.compute)
         reward.requires_grad_(False)
     _make_ready_to_learn(actor, settings.lora, config, "actor", layers)
     return Networks(actor, critic, reference, reward, lower_layers)
@@ -224,6 +227,11 @@ class Demand:
     def shards(self) -> int:
         """Shards of weights, gradients and moments."""
         return self.replicas if self.config.launch.weights == "sharded" else 1
+
+    def gathered(self, stored: int) -> int:
+        """Return the bytes of layers as FSDP gathers them: in the format of products."""
+        actor = self.networks.actor
+        return stored * compute_type(actor).itemsize // max(1, actor.dtype.itemsize)
 
     def held(self, whole: int, linear: int) -> int:
         """Return a process's share of so many bytes, `linear` of them in the layers' matrices."""

@@ -18,11 +18,15 @@ from tether.errors import UserError
 from tether.models.critic import Critic, NoCritic, ValueFunction
 from tether.models.forward import (
     can_pack_prompts,
-    lacks_layers,
     recompute_in_backward,
     trunk,
 )
-from tether.models.frozen_layers import freeze_other_layers, refuse_unsplittable, upper_copy
+from tether.models.frozen_layers import (
+    freeze_other_layers,
+    lacks_lower_layers,
+    refuse_unsplittable,
+    upper_copy,
+)
 from tether.models.loading import load_causal_lm, load_trunk
 from tether.models.locate import find_model
 from tether.models.lora import add_adapter
@@ -33,6 +37,7 @@ from tether.models.policy import (
     Policy,
     Reference,
 )
+from tether.models.precision import computed_in
 from tether.models.reward_model import load_head_weight, load_reward_model
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import trainable_parameters
@@ -184,7 +189,7 @@ def _may_share_prompts(
     trunks = [trunk(actor)]
     for network in (*critic.networks(), *reference.networks()):
         # A copy of the actor's upper layers packs what the actor packs.
-        whole = isinstance(network.trunk, PreTrainedModel) and not lacks_layers(network.trunk)
+        whole = isinstance(network.trunk, PreTrainedModel) and not lacks_lower_layers(network.trunk)
         trunks += [network.trunk] if whole else []
     return all(can_pack_prompts(trunk, longest_row) for trunk in trunks)
 
@@ -193,9 +198,11 @@ def _shard_weights(
     actor: PreTrainedModel, critic: ValueFunction, reference: Reference, scorer: Scorer
 ) -> None:
     """Give every process a shard of every role's weights."""
-    shard(actor, trunk(actor), called=trunk(actor), keep_whole=True)
+    layers = trunk(actor)
+    shard(actor, layers, called=layers, keep_whole=True, computed_in=computed_in(layers))
     for network in (*critic.networks(), *reference.networks(), *scorer.networks()):
-        shard(network.module, network.trunk, network.called)
+        computed = None if network.trunk is None else computed_in(network.trunk)
+        shard(network.module, network.trunk, network.called, computed_in=computed)
 
 
 def _build_reference(config: Config, actor: Policy, device: torch.device) -> Reference:

@@ -16,7 +16,6 @@ from tether.models.forward import decode_step, output_head, prefill, trunk
 from tether.models.kv_cache import SlotCache
 from tether.models.lora import adapter_merged, merged_bytes
 from tether.models.packed_weights import packed_bytes, packed_weights
-from tether.models.precision import compute_type
 from tether.models.token_log_probs import tempered_logits
 from tether.rollout.sampler import Done, Draw, Episode, Greedy, Observe, tool_calls_of
 from tether.rollout.token_choice import choose_tokens
@@ -161,8 +160,7 @@ class LocalSampler:
         longest = max(len(row.episode.prompt_ids) for row in rows)
         capacity = longest + self.max_response_tokens
         slots = max(1, min(len(rows), self.cache_tokens // capacity))
-        shape, model = (config.num_hidden_layers, slots, capacity), self.model
-        return SlotCache(*shape, model.device, compute_type(model))
+        return SlotCache(config.num_hidden_layers, slots, capacity, self.model.device)
 
 
 def collate(rows: list[Row], float_type: torch.dtype, device: torch.device) -> Rollout:

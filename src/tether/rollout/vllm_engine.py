@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.errors import UserError, describe
 from tether.models.lora import adapter_merged
+from tether.models.precision import compute_type
 from tether.rollout.engine import Completion, GenerationRequest
 from tether.support.child_process import Answer, Respond, serve
 
@@ -166,8 +167,8 @@ def generate(
 
 
 def number_format(model: PreTrainedModel) -> str:
-    """Return the float type of a model as vLLM calls it."""
-    return str(model.dtype).removeprefix("torch.")
+    """Return the format in which a model computes, as vLLM calls it."""
+    return str(compute_type(model)).removeprefix("torch.")
 
 
 def set_up(spec: dict[str, Any]) -> Respond:
