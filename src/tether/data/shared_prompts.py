@@ -5,7 +5,7 @@ it. A response sees its prompt and its own past, as it would alone; gradients of
 add up over its responses. Which rows are packed follows from token ids and lengths alone, so every
 process, and every repetition of a run, packs the same.
 
-Liu et al. 2025, "Prefix Grouper", arXiv 2506.05433; a tree of prefixes: Wang et al. 2026, "Tree
+Liu et al. 2025, "Prefix Grouper", arXiv 2506.05433; for a tree of prefixes: Wang et al. 2025, "Tree
 Training", arXiv 2511.00413.
 """
 
