@@ -54,7 +54,7 @@ def overlaps_or_better(ours: tuple[float, float], known: tuple[float, float]) ->
 
 def load_example() -> ModuleType:
     if importlib.util.find_spec("gymnasium") is None:
-        raise NotThere("gymnasium is not installed: pip install 'tether[yardsticks]'")
+        raise NotThere("gymnasium is not installed: pip install -e '.[yardsticks]'")
     path = ROOT / "examples" / "classic_control.py"
     spec = importlib.util.spec_from_file_location("classic_control", path)
     assert spec

@@ -81,7 +81,7 @@ def test_a_missing_package_is_named_in_its_row_and_the_others_run(script, tmp_pa
     there = yardsticks.Row("Y8", yardsticks.NAMES["Y8"], "known", "ours", True)
 
     def absent(store):
-        raise yardsticks.NotThere("gymnasium is not installed: pip install 'tether[yardsticks]'")
+        raise yardsticks.NotThere("gymnasium is not installed: pip install -e '.[yardsticks]'")
 
     parts = {"Y1": absent, "Y8": lambda store: yardsticks.Outcome([there])}
     monkeypatch.setattr(yardsticks, "PARTS", parts)
