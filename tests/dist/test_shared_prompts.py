@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from dist.processes import run_processes
 from helpers import changed, distinct_letters, read_jsonl
 
 import tether
+from dist.processes import run_processes
 
 
 @pytest.fixture

@@ -94,7 +94,11 @@ def test_in_bfloat16_two_runs_and_a_resumed_one_have_the_same_bits(config, tmp_p
     for other in runs[1:]:
         for name in ("metrics.jsonl", "evals.jsonl", "rollouts/000003.jsonl"):
             assert (runs[0] / name).read_bytes() == (other / name).read_bytes()
-        for name in ("critic.safetensors", "actor_optimizer.safetensors", "actor/model.safetensors"):
+        for name in (
+            "critic.safetensors",
+            "actor_optimizer.safetensors",
+            "actor/model.safetensors",
+        ):
             assert weights(runs[0], name) == weights(other, name)
     plain = tether.train(changed(config, run__dir=str(tmp_path / "plain")), reward=distinct_letters)
     assert weights(plain.run, "critic.safetensors") != weights(runs[0], "critic.safetensors")
