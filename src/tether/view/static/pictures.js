@@ -84,7 +84,7 @@ class HeatMap {
     const { rows_per_cell: tall, tokens_per_cell: wide } = answer;
     this.note.textContent = answer.cells.length
       ? tall > 1 || wide > 1
-        ? t("heat_folded", { rows: tall, tokens: wide })
+        ? t("heat_folded", { rows: tall, columns: wide })
         : ""
       : t("no_columns");
     const height = Math.min(640, 80 + 16 * answer.cells.length);
