@@ -10,7 +10,8 @@ Where the processor has no instructions for it, a product is computed in float32
 rounded to bfloat16, and its result is rounded: the same numbers but for the order of float32 sums.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -94,7 +95,22 @@ def multiply_by(
 
 def uses_instructions(b: Tensor) -> bool:
     """Tell whether the device multiplies bfloat16 numbers as such."""
-    return NATIVE or b.device.type not in ("cpu", "meta")
+    kind = _planned_for if b.device.type == "meta" else b.device.type
+    return NATIVE or kind != "cpu"
+
+
+@contextmanager
+def planning_for(device: str) -> Iterator[None]:
+    """Let tensors without numbers take the memory that they take on this kind of device."""
+    global _planned_for
+    before, _planned_for = _planned_for, device
+    try:
+        yield
+    finally:
+        _planned_for = before
+
+
+_planned_for = "cpu"
 
 
 class Bfloat16Matmul(torch.autograd.Function):

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tether.data.shared_prompts import PackedLayout, pack
 from tether.models.forward import all_states, packed_states
+from tether.models.precision import operand, planning_for
 from tether.models.prompt_attention import PackedPrompts
 from tether.models.token_log_probs import FusedLogProbs, Head, max_cached_cells
 from tether.support.memory import allocated_bytes
@@ -131,7 +132,7 @@ def _layout(batch: Batch) -> PackedLayout:
 
 
 def _log_probs(head: Head, states: Float[Tensor, "cells width"]) -> Float[Tensor, " cells"]:
-    chunks = states.split(max_cached_cells(head))
+    chunks = operand(head, states).split(max_cached_cells(head))
     parts = []
     for chunk in chunks:
         ids = torch.zeros(len(chunk), dtype=torch.long)
@@ -189,7 +190,8 @@ def _counting(model: HeadedTrunk) -> Iterator[_AliveBytes]:
     if usual == "sdpa":
         config._attn_implementation = FUSED
     try:
-        with torch.device("meta"), _AliveBytes(model.parameters(), model.device) as alive:
+        alive = _AliveBytes(model.parameters(), model.device)
+        with torch.device("meta"), planning_for(model.device), alive:
             yield alive
     finally:
         config._attn_implementation = usual

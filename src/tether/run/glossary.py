@@ -52,13 +52,14 @@ METRICS: dict[str, Entry] = {
     ),
     "rollout/log_prob_diff_max": Entry(
         "largest gap between the sampler's log-prob of a token and the training forward's",
-        "Rounding only: below 1e-4 in float32. More means that sampler and trainer disagree.",
+        "Rounding only: below 1e-4 in float32, a few tenths in bfloat16. More means that sampler "
+        "and trainer disagree.",
     ),
     "rollout/log_prob_diff_mean": Entry(
         "mean per token of |log pi_old - log pi_rollout| (only with another engine as the sampler, "
-        "or with `rollout.correction`)",
-        "Rounding: about 1e-7 in float32, 1e-3 in bfloat16. A jump: the engine has not taken the "
-        "newest weights.",
+        "with `model.compute: bfloat16`, or with `rollout.correction`)",
+        "Rounding: about 1e-7 in float32, 1e-3 to 3e-2 in bfloat16. A jump: the engine has not "
+        "taken the newest weights.",
     ),
     "rollout/mismatch_kl": Entry(
         "KL(rollout || old) per token in nats, from the sampler's own draws (as above)",
