@@ -1,8 +1,8 @@
 """TRL 1.12's PPO on the random walks.
 
 How settings are matched to examples/random_walks/ppo.yaml:
-    rows           per_device_train_batch_size 64 × num_mini_batches 2 = 128
-    steps          num_mini_batches 2, num_ppo_epochs 4
+    rows           per_device_train_batch_size 128: what TRL samples in one step
+    steps          num_mini_batches 2 of 64 rows each, num_ppo_epochs 4
     loss           cliprange, cliprange_value 0.2, vf_coef 1.2, gamma 1, lam 0.95, kl_coef 0
     critic         a network of its own, the same model with a value head: TRL has no shared trunk
     end            stop_token eos; a response without one is not punished, as in ours
@@ -52,7 +52,7 @@ def run(job: Job) -> Result:
     rows = job["rows"]
     args = PPOConfig(
         output_dir=job["scratch"],
-        per_device_train_batch_size=job["minibatch_rows"],
+        per_device_train_batch_size=rows,
         gradient_accumulation_steps=1,
         num_mini_batches=rows // job["minibatch_rows"],
         num_ppo_epochs=job["epochs"],
