@@ -19,7 +19,7 @@ from tether.cli.main import main
 from tether.rollout.local import LocalSampler
 from tether.types import Rollout
 
-REASONS = ("eos", "stop", "length")
+REASONS = ("eos", "stop", "length", "truncated")
 
 
 def install(mode: str, folder: Path) -> None:

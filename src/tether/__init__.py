@@ -13,6 +13,8 @@ import tether.train  # noqa: F401 (a later import would take the name of the fun
 __version__ = "0.1.0"
 __all__ = [
     "Config",
+    "TokenRewards",
+    "TurnRewards",
     "check",
     "evaluate",
     "export",
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from tether.config import Config
     from tether.config.load import load_config
     from tether.rewards.functions import Reward
+    from tether.rewards.values import TokenRewards, TurnRewards
     from tether.train.training import Result
     from tether.train.watch import Watcher
 
@@ -90,7 +93,12 @@ def __getattr__(name: str) -> Any:
         return import_module(f"tether.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'tether' has no attribute {name!r}")
-    modules = {"Config": "tether.config", "load_config": "tether.config.load"}
+    modules = {
+        "Config": "tether.config",
+        "load_config": "tether.config.load",
+        "TokenRewards": "tether.rewards.values",
+        "TurnRewards": "tether.rewards.values",
+    }
     return getattr(import_module(modules.get(name, "tether.api")), name)
 
 

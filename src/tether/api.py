@@ -52,7 +52,7 @@ from tether.train.ppo import PPOJob
 from tether.train.session import start
 from tether.train.training import Result
 from tether.train.watch import Watcher
-from tether.types import Prompts
+from tether.types import CUT_OFF, Prompts
 
 MAX_TOKENS = 64  # of a response, where nobody says
 ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
@@ -226,7 +226,7 @@ class Talker:
         asked = Prompts([prompt], [ids], [{}], [0], [""], [None])
         rollout = sampler.run(self.episodes(asked.repeat(samples)), choice)
         texts = response_texts(rollout, self.vocabulary)
-        finished = [reason != "length" for reason in rollout.finish_reasons]
+        finished = [reason not in CUT_OFF for reason in rollout.finish_reasons]
         return list(zip(texts, finished, strict=True))
 
 

@@ -17,8 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# stop: the episode was over before an EOS; only "length" is truncated.
-FinishReason = Literal["eos", "stop", "length"]
+# stop: the episode was over before an EOS. length: it reached max_response_tokens. truncated: its
+# environment cut it off.
+FinishReason = Literal["eos", "stop", "length", "truncated"]
+CUT_OFF: tuple[FinishReason, ...] = ("length", "truncated")  # these follow advantage.truncation
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,15 @@ class Rollout:
     rollout_log_probs: Float[Tensor, "rows response"]
     finish_reasons: tuple[FinishReason, ...]
     calls: tuple[tuple[Call, ...], ...] = ()  # per row; empty without tools
+    # Per row and turn of the policy (a run of True cells in the mask), what the environment gave
+    # for it; None: nothing. A row without entries has no reward, as its environment failed.
+    # Empty without an environment that gives rewards.
+    turn_rewards: tuple[tuple[float | None, ...], ...] = ()
 
     @property
     def truncated(self) -> Bool[Tensor, " rows"]:
-        """Mark the rows that ended at max_response_tokens."""
-        flags = [reason == "length" for reason in self.finish_reasons]
+        """Mark the rows that were cut off, by max_response_tokens or by their environment."""
+        flags = [reason in CUT_OFF for reason in self.finish_reasons]
         return torch.tensor(flags, dtype=torch.bool, device=self.response_ids.device)
 
 
@@ -141,15 +147,19 @@ class Scores:
     scored: Bool[Tensor, " rows"]  # a usable row is unscored where the critic bootstraps it
     parts: dict[str, Float[Tensor, " rows"]] = field(default_factory=dict)  # not yet weighted
     extras: dict[int, dict[str, Any]] = field(default_factory=dict)  # by row: further results
+    # The tokens that the scores belong to; each row sums to its value. None: all to the last one.
+    token_values: Float[Tensor, "rows response"] | None = None
 
     def without(self, rows: Bool[Tensor, " rows"]) -> "Scores":
         """Return a copy in which these rows are neither scored nor usable."""
+        placed = self.token_values
         return Scores(
             torch.where(rows, 0.0, self.values),
             self.usable & ~rows,
             self.scored & ~rows,
             {name: torch.where(rows, 0.0, values) for name, values in self.parts.items()},
             self.extras,
+            None if placed is None else torch.where(rows[:, None], 0.0, placed),
         )
 
 

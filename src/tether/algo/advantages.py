@@ -18,9 +18,17 @@ SPREAD_FLOOR = 1e-6  # added to a group's standard deviation before dividing by 
 
 
 def place_scores(
-    scores: Float[Tensor, " rows"], mask: Bool[Tensor, "rows response"]
+    scores: Float[Tensor, " rows"],
+    mask: Bool[Tensor, "rows response"],
+    token_values: Float[Tensor, "rows response"] | None = None,
 ) -> Float[Tensor, "rows response"]:
-    """Put each score on the last True cell of its row; a row without a True cell gets none."""
+    """Put each score on the last True cell of its row; a row without a True cell gets none.
+
+    Where the reward said which tokens its scores belong to, `token_values` has them: a reward of a
+    turn is on the turn's last sampled token. It keeps what is on True cells.
+    """
+    if token_values is not None:
+        return torch.where(mask, token_values, 0.0)
     columns = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, columns, -1).amax(dim=1)
     return torch.where(columns == last[:, None], scores[:, None], 0.0)

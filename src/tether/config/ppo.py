@@ -358,6 +358,16 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _environment_rewards(self) -> Config:
+        kinds = [self.reward.kind, *(part.kind for part in self.reward.parts or ())]
+        if "environment" in kinds and self.rollout.environment is None:
+            raise ValueError(
+                "reward.kind environment takes the rewards of rollout.environment, which is not "
+                "set; name one, or another reward"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adaptive_step_is_stable(self) -> Config:
         kl = self.kl.in_reward
         if kl.controller == "adaptive" and self.rows >= 5 * kl.horizon:

@@ -198,7 +198,7 @@ class RewardSection(Section):
     """What turns a response into a score: one reward by `kind`, or several by `parts`."""
 
     kind: str | None = None
-    """a rule that ships, `path/file.py:function`, `package.module:function`, or `model:PATH`"""
+    """a rule that ships, `path/file.py:function`, `module:function`, `model:PATH`, `environment`"""
     arguments: dict[str, Any] = {}
     """constants for the function, by the names of its parameters"""
     parts: RewardParts | None = None

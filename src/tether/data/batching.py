@@ -64,6 +64,7 @@ def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 
     rows = [len(rollout.finish_reasons) for rollout in rollouts]
     calls = [rollout.calls or ((),) * n for rollout, n in zip(rollouts, rows, strict=True)]
+    turns = [rollout.turn_rewards or ((),) * n for rollout, n in zip(rollouts, rows, strict=True)]
     return Rollout(
         prompt_ids=of("prompt_ids", partial(_widen, left=True)),
         prompt_lengths=of("prompt_lengths", _cat),
@@ -73,6 +74,7 @@ def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
         rollout_log_probs=of("rollout_log_probs", _widen),
         finish_reasons=tuple(reason for r in rollouts for reason in r.finish_reasons),
         calls=tuple(chain.from_iterable(calls)) if any(r.calls for r in rollouts) else (),
+        turn_rewards=tuple(chain.from_iterable(turns)) if any(map(any, turns)) else (),
     )
 
 

@@ -10,7 +10,8 @@
     settings         the numbers of the recipe that enter the formulas
     shapes           of every tensor, [rows, tokens]; all lists below are row 0
     prompt_ids, prompt_tokens
-    response         its text; response_given: typed, not sampled; finish_reason: eos, stop, length
+    response         its text; response_given: typed, not sampled; finish_reason: eos, stop, length,
+                     truncated
     turns, calls     with tools: who said what, and what was asked of whom, as in rollouts/
     score            of the reward; null where the critic's value replaces it
     greedy_score     ReMax's baseline; final_value: value after the last token
@@ -67,6 +68,7 @@ from tether.run.directory import SCHEMA
 from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.run.writer import shortest_floats
 from tether.train.fingerprint import refuse_lost_reward
+from tether.types import CUT_OFF
 
 
 def find_notes(record: Mapping[str, Any], subject: Subject) -> list[str]:
@@ -78,8 +80,8 @@ def find_notes(record: Mapping[str, Any], subject: Subject) -> list[str]:
         "note_given": record["response_given"],
         "note_sampled": not record["response_given"],
         "note_masked": not all(tokens["response_mask"]),
-        "note_truncated": record["finish_reason"] == "length" and record["score"] is not None,
-        "note_bootstrap": record["finish_reason"] == "length" and record["score"] is None,
+        "note_truncated": record["finish_reason"] in CUT_OFF and record["score"] is not None,
+        "note_bootstrap": record["finish_reason"] in CUT_OFF and record["score"] is None,
         "note_no_reference": not kl.needs_reference,
         "note_same_reference": kl.needs_reference
         and subject.checkpoint is None

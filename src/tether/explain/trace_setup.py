@@ -132,6 +132,7 @@ class GivenFirst:
             ).to(device),
             finish_reasons=("eos", *rollout.finish_reasons[1:]),
             calls=((), *rollout.calls[1:]) if rollout.calls else (),
+            turn_rewards=((), *rollout.turn_rewards[1:]) if rollout.turn_rewards else (),
         )
 
 

@@ -56,6 +56,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "finish_eos": ("EOS, by the model itself", "模型自己输出了结束符"),
     "finish_stop": ("the episode: it was over", "对话已经完成"),
     "given": ("EOS, put after the given text", "给定文本之后补上的结束符"),
+    "finish_truncated": ("the environment: truncated", "环境中途截断"),
     "finish_length": ("the length limit: truncated", "达到长度上限：被截断"),
     "reward_given": ("reward given", "奖励函数得到"),
     "estimator": ("estimator", "优势估计方法"),

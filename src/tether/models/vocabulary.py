@@ -1,6 +1,6 @@
 """Tokenizers, and the ids at which a model ends its responses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import nn
@@ -24,6 +24,7 @@ class Vocabulary:
 
     tokenizer: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
+    _pieces: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of sampled ids without the final EOS; other special tokens are shown."""
@@ -37,9 +38,10 @@ class Vocabulary:
         A token that holds part of a character has no text of its own, and is given as the
         tokenizer spells it.
         """
-        texts = [decode(self.tokenizer, [i]) for i in ids]
-        spelt = self.tokenizer.convert_ids_to_tokens(ids)
-        return [own if "\ufffd" in text else text for text, own in zip(texts, spelt, strict=True)]
+        for i in {*ids} - self._pieces.keys():
+            text, [spelt] = decode(self.tokenizer, [i]), self.tokenizer.convert_ids_to_tokens([i])
+            self._pieces[i] = spelt if "\ufffd" in text else text
+        return [self._pieces[i] for i in ids]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

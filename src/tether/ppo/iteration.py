@@ -79,9 +79,10 @@ def run_iteration(
     old_log_probs, ref_log_probs, values = zero_masked(mask, old_log_probs, ref_log_probs, values)
     clock.lap("forward")
 
-    # Rewards: the score on the last token, minus beta x KL to the reference on every token.
+    # Rewards: the score on the last token, or by turn or token where the reward says so, minus
+    # beta x KL to the reference on every token.
     kl = estimate_kl(config.kl.in_reward.estimator, old_log_probs, ref_log_probs, mask)
-    token_level_scores = place_scores(scores.values, mask)
+    token_level_scores = place_scores(scores.values, mask, scores.token_values)
     token_level_rewards = shape_rewards(token_level_scores, kl, controls.beta)
     check_rewards_add_up(token_level_rewards, scores, kl, controls.beta)
 

@@ -17,7 +17,7 @@ from tether.errors import RunStopped
 from tether.ppo.experience import record_mismatch
 from tether.ppo.updates.minibatches import UpdateReport
 from tether.run.metrics import Event, Last, Max, Mean, Meter
-from tether.types import Experience, Moments, Prompts, Rollout, Scores
+from tether.types import CUT_OFF, Experience, Moments, Prompts, Rollout, Scores
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Outcome:
         mask, tokens, rows = e.response_mask, e.response_mask.sum(), usable.sum()
         scores = self.scores.values
         differences = (e.old_log_probs - self.rollout.rollout_log_probs).abs()
-        ended = sum(reason != "length" for reason in self.rollout.finish_reasons)
+        ended = sum(reason not in CUT_OFF for reason in self.rollout.finish_reasons)
 
         meter = Meter()
         scored = self.scores.scored

@@ -42,15 +42,27 @@ from tether.models.reward_model import load_head_weight, load_reward_model
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
-from tether.rewards.functions import Reward, columns_for_reward, learned_model, parts_of
+from tether.rewards.functions import (
+    ENVIRONMENT,
+    Reward,
+    columns_for_reward,
+    learned_model,
+    parts_of,
+)
 from tether.rewards.learned import LearnedScorer, measure_scale
-from tether.rewards.scorers import ChildScorer, InProcessScorer, Scale, Scorer
+from tether.rewards.scorers import (
+    ChildScorer,
+    EnvironmentScorer,
+    InProcessScorer,
+    Scale,
+    Scorer,
+)
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import DistributedSampler, Draw, Episodes, Sampler
 from tether.rollout.tools.build import build_episode_source
 from tether.rollout.vllm import build_vllm
-from tether.types import Prompts, Rollout
+from tether.types import CUT_OFF, Prompts, Rollout
 
 
 @dataclass(frozen=True)
@@ -297,6 +309,8 @@ def build_scorer(
     name = learned_model(config.reward)
     if name is not None:
         return build_learned_scorer(config, name, prompts, device)
+    if config.reward.kind == ENVIRONMENT:
+        return EnvironmentScorer()
     limits = config.reward.timeout_seconds, config.reward.import_timeout_seconds
     return ChildScorer(parts_of(config.reward), *limits)
 
@@ -381,7 +395,7 @@ def _reference_responses(
         {
             "prompt": prompts.messages[row] or prompts.texts[row],
             "response": vocabulary.decode(ids[row][: lengths[row]]),
-            "finished": sampled.finish_reasons[row] != "length",
+            "finished": sampled.finish_reasons[row] not in CUT_OFF,
         }
         for row in range(len(prompts))
     ]

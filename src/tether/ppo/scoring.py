@@ -1,6 +1,6 @@
 """Score a rollout: responses go to the reward as text, numbers come back, failures are named."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tether.algo.advantages import place_scores
 from tether.config import Config
 from tether.errors import RunStopped, UserError
 from tether.models.vocabulary import Vocabulary
@@ -17,7 +18,7 @@ from tether.rewards.scorers import Scorer, Verdict
 from tether.rollout.sampler import Greedy
 from tether.run.metrics import Event
 from tether.run.writer import shortest_floats
-from tether.types import FinishReason, Prompts, Rollout, Scores
+from tether.types import CUT_OFF, FinishReason, Prompts, Rollout, Scores
 
 QUOTED = 100  # characters of a prompt or a response that an event quotes
 
@@ -65,16 +66,30 @@ def reward_row(
     response: str,
     finish_reason: FinishReason,
     turns: Sequence[tuple[bool, str]],
+    tokens: Sequence[str],
 ) -> dict[str, Any]:
-    """Return a row as the reward gets it: the data's columns, the prompt and the response."""
+    """Return a row as the reward gets it: the data's columns, the prompt and the response, whole,
+    by turn and by sampled token."""
     return {
         **prompts.columns[row],
         "prompt": prompts.messages[row] or prompts.texts[row],
         "response": response,
-        "finished": finish_reason != "length",
+        "finished": finish_reason not in CUT_OFF,
         "policy_turns": [text for own, text in turns if own],
         "observations": [text for own, text in turns if not own],
+        "policy_tokens": list(tokens),
     }
+
+
+def _asked_row(
+    prompts: Prompts, rollout: Rollout, row: int, response: str, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """Return a row of a rollout as the reward gets it; an environment's rewards are among it."""
+    given = {"turn_rewards": rollout.turn_rewards[row]} if rollout.turn_rewards else {}
+    sampled = rollout.response_ids[row][rollout.response_mask[row]].tolist()
+    turns, reason = row_turns(rollout, row, vocabulary), rollout.finish_reasons[row]
+    pieces = vocabulary.pieces(sampled)
+    return {**reward_row(prompts, row, response, reason, turns, pieces), **given}
 
 
 def _quoted(prompt: str, response: str) -> str:
@@ -88,7 +103,7 @@ def shortened(text: str) -> str:
 
 
 def score_rollout(
-    prompts: Prompts, rollout: Rollout, roles: Roles, config: Config
+    prompts: Prompts, rollout: Rollout, context: ScoringContext, config: Config
 ) -> tuple[Scores, list[Event]]:
     """Return the scores that rows are trained on, and an event for each row that is dropped.
 
@@ -96,7 +111,7 @@ def score_rollout(
     would have earned, and a score would count that twice.
     """
     bootstrapped = rollout.truncated & (config.advantage.truncation == "bootstrap")
-    scores, events = score_responses(prompts, rollout, roles, config, skip=bootstrapped)
+    scores, events = score_responses(prompts, rollout, context, config, skip=bootstrapped)
     if not config.advantage.traits.by_group:
         return scores, events
     lonely = rows_without_group(scores.usable, config.rollout.samples_per_prompt)
@@ -122,13 +137,14 @@ def score_responses(
     skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
     asked = [row for row in range(len(prompts)) if row not in skipped]
     texts = response_texts(rollout, context.vocabulary)
-    turns = [row_turns(rollout, row, context.vocabulary) for row in range(len(prompts))]
-    verdicts = context.reward.score(
-        [
-            reward_row(prompts, row, texts[row], rollout.finish_reasons[row], turns[row])
-            for row in asked
-        ]
-    )
+
+    def rows(numbers: Iterable[int]) -> list[dict[str, Any]]:
+        return [_asked_row(prompts, rollout, n, texts[n], context.vocabulary) for n in numbers]
+
+    verdicts = context.reward.score(rows(asked))
+    earned = context.reward.earned(rows(sorted(skipped))) if skipped else None
+    if earned is not None:  # rewards of the turns before a response was cut off are its own
+        verdicts, asked, skipped = [*verdicts, *earned], [*asked, *sorted(skipped)], set()
     failed = {row: v for row, v in zip(asked, verdicts, strict=True) if v.score is None}
     events = [
         Event("unscorable", f"{v.problem}; {_quoted(prompts.texts[row], texts[row])}", row)
@@ -156,7 +172,40 @@ def score_responses(
     scored = usable.clone()
     scored[list(skipped)] = False
     extras = {row: dict(v.extras) for row, v in zip(asked, verdicts, strict=True) if v.extras}
-    return Scores(values, usable.to(device), scored.to(device), parts, extras), events
+    placed = _place(dict(zip(asked, verdicts, strict=True)), values, rollout)
+    return Scores(values, usable.to(device), scored.to(device), parts, extras, placed), events
+
+
+def _place(
+    verdicts: Mapping[int, Verdict], values: Float[Tensor, " rows"], rollout: Rollout
+) -> Float[Tensor, "rows response"] | None:
+    """Return the token that each number of each row belongs to (rows x response), by its verdict;
+    None where every score is for the response as a whole."""
+    by_token = {row: v.reward for row, v in verdicts.items() if v.reward is not None}
+    if not by_token:
+        return None
+    placed = place_scores(values, rollout.response_mask)
+    for row, reward in by_token.items():
+        sampled = rollout.response_mask[row].nonzero().squeeze(1).tolist()
+        numbers = [0.0] * placed.shape[1]
+        for column, number in zip(sampled, reward.tokens, strict=False):
+            numbers[column] += number
+        for column, number in zip(turn_ends(sampled), reward.turns, strict=False):
+            numbers[column] += number
+        if sampled:
+            numbers[sampled[-1]] += reward.response
+        placed[row] = torch.tensor(numbers, dtype=placed.dtype)
+    return placed
+
+
+def turn_ends(sampled: Sequence[int]) -> list[int]:
+    """Return the last column of each turn, from the columns that the policy sampled: a turn is a
+    run of neighbours."""
+    return [
+        column
+        for column, following in zip(sampled, [*sampled[1:], None], strict=False)
+        if following != column + 1
+    ]
 
 
 def score_record(scores: Scores, row: int) -> dict[str, Any]:
@@ -224,7 +273,7 @@ def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
     responses = [_response(columns) for columns in prompts.columns]
     verdicts = scorer.score(
         [
-            reward_row(prompts, row, response, "eos", [(True, response)])
+            reward_row(prompts, row, response, "eos", [(True, response)], [response])
             for row, response in enumerate(responses)
         ]
     )

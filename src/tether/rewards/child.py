@@ -1,17 +1,19 @@
 """The child process in which rewards run: `python -m tether.rewards.child IN OUT`.
 
 The setup is a list of reward parts. Each further request is a row, and each part answers it, in
-order, with {"score": number or null} or {"error": sentence}. Imports no torch, so that it starts
-fast and holds little memory.
+order, with {"reward": {"response", "turns", "tokens"} or null, "parts", "extras"} or {"error":
+sentence}. Imports no torch, so that it starts fast and holds little memory.
 """
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from tether.errors import describe
-from tether.rewards.functions import Reward, WrongType, judge_row, load_reward
+from tether.rewards.functions import Reward, judge_row, load_reward
 from tether.rewards.rules import warm_up
+from tether.rewards.values import WrongType
 from tether.support.child_process import Answer, Respond, serve
 
 
@@ -34,12 +36,11 @@ def _load(kind: str) -> Reward:
 
 def _judge(function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any]) -> Answer:
     try:
-        score, extras = judge_row(function, row, arguments)
+        return asdict(judge_row(function, row, arguments))
     except WrongType as error:
         return {"error": str(error), "wrong_type": True}
     except Exception as error:  # a reward may raise anything; the parent names the row
         return {"error": describe(error)}
-    return {"score": score, "extras": extras} if extras else {"score": score}
 
 
 if __name__ == "__main__":

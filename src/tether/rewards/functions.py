@@ -4,19 +4,19 @@ A reward is one function, or several whose weighted sum is the score. Three kind
 told apart by the names of the parameters:
 
     plain   f(prompt, response, finished, policy_turns, observations, and columns by name)
-            -> number or None
+            -> number, TurnRewards, TokenRewards, a mapping of named parts to these, or None
     verl    f(data_source, solution_str, ground_truth, extra_info=None) -> number, or {"score": …}
-    TRL     f(prompts, completions, and columns by name) -> list: number or None per completion
+    TRL     f(prompts, completions, and columns by name) -> list: one of the above per completion
 """
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tether.errors import UserError
 from tether.rewards.rules import RULES, check_constants
+from tether.rewards.values import Said, WrongType, read_reward
 from tether.support.user_code import load_user_code, refuse_async
 
 if TYPE_CHECKING:  # the child that runs rewards starts faster without pydantic
@@ -24,15 +24,12 @@ if TYPE_CHECKING:  # the child that runs rewards starts faster without pydantic
 
 Reward = Callable[..., Any]  # called by keyword, with what its parameters name
 
-LARGEST_SCORE = 1e15  # its square is still finite in float32
-LONGEST_EXTRA = 2000  # characters of a text in verl's score dict that are kept
 LEARNED = "model:"
-ROW_ARGUMENTS = ("prompt", "response", "finished", "policy_turns", "observations")
+ENVIRONMENT = "environment"
+ROW_ARGUMENTS = (
+    *("prompt", "response", "finished", "policy_turns", "observations", "policy_tokens"),
+)
 VERL_COLUMNS = ("data_source", "ground_truth", "extra_info")
-
-
-class WrongType(TypeError):
-    """The function returned what cannot be the score of any row."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,8 @@ def columns_for_reward(section: "RewardSection", reward: Reward | None) -> list[
         return []
     found: dict[str, None] = {}
     for part in parts_of(section):
-        found |= dict.fromkeys(required_columns(load_part(part), part.arguments))
+        if part.kind != ENVIRONMENT:
+            found |= dict.fromkeys(required_columns(load_part(part), part.arguments))
     return list(found)
 
 
@@ -168,52 +166,26 @@ def takes_all(function: Reward) -> bool:
 def call_reward(
     function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any] | None = None
 ) -> float | None:
-    """Return the score of one row; anything but a finite number or None raises."""
-    return judge_row(function, row, arguments)[0]
+    """Return the score of one row; anything that is not a reward raises."""
+    reward = judge_row(function, row, arguments).reward
+    return None if reward is None else reward.total
 
 
 def judge_row(
     function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any] | None = None
-) -> tuple[float | None, dict[str, Any]]:
-    """Return the score of one row, and what else verl's score dict holds.
+) -> Said:
+    """Return what a function says of one row.
 
-    Raises `WrongType` for what cannot be a score, `ValueError` for a score that is not finite, and
-    what the function raises.
+    Raises `WrongType` for what cannot be a reward, `ValueError` for a number that is not finite,
+    and what the function raises.
     """
-    extras: dict[str, Any] = {}
     match signature_of(function):
         case "trl":
-            score = _only_score(function(**_named(function, _as_lists(row), arguments)))
+            return read_reward(_only_score(function(**_named(function, _as_lists(row), arguments))))
         case "verl":
-            result = function(**_named(function, _as_verl(function, row), arguments))
-            score = result["score"] if isinstance(result, dict) else result
-            extras = _extras(result) if isinstance(result, dict) else {}
+            return read_reward(function(**_named(function, _as_verl(function, row), arguments)))
         case "plain":
-            score = function(**_named(function, row, arguments))
-    if score is None:
-        return None, extras
-    if "complex" in str(getattr(score, "dtype", "")):  # float() of numpy's drops a part
-        raise WrongType(f"the reward returned {score}, a complex number; return a real one")
-    if isinstance(score, str) or not hasattr(score, "__float__"):
-        raise WrongType(f"the reward returned {type(score).__name__}, not a number")
-    if not abs(float(score)) <= LARGEST_SCORE:  # False for NaN too
-        raise ValueError(f"the reward returned {float(score)}")
-    return float(score), extras
-
-
-def _extras(result: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return them as the run's files can hold them: numbers, booleans and text."""
-    return {str(name): _plain(value) for name, value in result.items() if name != "score"}
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") and not isinstance(value, str) else value
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= LONGEST_EXTRA else f"{text[:LONGEST_EXTRA]} …"
+            return read_reward(function(**_named(function, row, arguments)))
 
 
 def _named(

@@ -11,7 +11,8 @@ from tether.data.batching import own_rows
 from tether.dist.collectives import gather_results
 from tether.errors import UserError, describe
 from tether.models.forward import Network
-from tether.rewards.functions import LARGEST_SCORE, Reward, RewardPart, WrongType, judge_row
+from tether.rewards.functions import Reward, RewardPart, judge_row
+from tether.rewards.values import LARGEST_SCORE, RowReward, Said, WrongType, add_rewards
 from tether.support.child_output import ChildOutput
 from tether.support.child_process import Answer, ChildFailed, ChildProcess, ChildTimedOut
 from tether.support.user_code import Sources
@@ -31,11 +32,25 @@ class Verdict:
     cannot be trained on either.
     """
 
-    score: float | None
+    score: float | None  # the sum of `reward`
     problem: str | None = None
     parts: Mapping[str, float] = field(default_factory=dict)  # by name, before their weights
     extras: Mapping[str, Any] = field(default_factory=dict)  # what else verl's score dict held
     wrong_type: bool = False  # what came back could not be a score of any row
+    reward: RowReward | None = None  # None where all of the score is for the response as a whole
+
+    @staticmethod
+    def of(said: Said) -> "Verdict":
+        """Return the verdict of a reward that returned something."""
+        if said.reward is None:
+            return Verdict(None, NO_OPINION, extras=said.extras)
+        placed = said.reward if said.reward.by_token else None
+        return Verdict(said.reward.total, None, said.parts, said.extras, reward=placed)
+
+    @property
+    def placed(self) -> RowReward:
+        """Return the score by where it belongs."""
+        return self.reward or RowReward(self.score or 0.0)
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,11 @@ class Scorer(Protocol):
     def score(self, rows: Sequence[Row]) -> list[Verdict]:
         """Return a verdict per row, in their order."""
         ...
+
+    def earned(self, rows: Sequence[Row]) -> list[Verdict] | None:
+        """Return what rows that were cut off have earned before that; None where a score is only of
+        a response that has ended."""
+        return None
 
     def close(self) -> None:
         """End processes that the scorer has started."""
@@ -105,12 +125,12 @@ class InProcessScorer(Scorer):
     def _score_row(self, row: Row) -> Verdict:
         try:
             # A copy: rows of one prompt share what is inside their columns.
-            score, extras = judge_row(self.function, copy.deepcopy(dict(row)))
+            verdict = Verdict.of(judge_row(self.function, copy.deepcopy(dict(row))))
         except WrongType as error:
             return Verdict(None, str(error), wrong_type=True)
         except (Exception, SystemExit) as error:  # a reward may raise anything; the row is named
             return Verdict(None, describe(error))
-        return Verdict(score, NO_OPINION if score is None else None, extras=extras)
+        return fitting(verdict, row)
 
 
 class ChildScorer(Scorer):
@@ -143,7 +163,8 @@ class ChildScorer(Scorer):
             child = self.child = self.child or self._start()
             child.send(lines[len(verdicts) :])
             while len(verdicts) < len(rows) and self.child is not None:
-                verdicts.append(weighted_sum(self.parts, self._receive_parts(child)))
+                found, row = self._receive_parts(child), rows[len(verdicts)]
+                verdicts.append(weighted_sum(self.parts, [fitting(v, row) for v in found]))
         return verdicts
 
     def _start(self) -> ChildProcess:
@@ -194,12 +215,46 @@ class ChildScorer(Scorer):
 
 
 def _as_verdict(answer: Answer, child: ChildProcess) -> Verdict:
-    score, problem, extras = answer.get("score"), answer.get("error"), answer.get("extras", {})
-    if not isinstance(score, float | None) or not isinstance(problem, str | None):
-        raise child.garbled()
-    if score is None and problem is None:
-        problem = NO_OPINION
-    return Verdict(score, problem, extras=extras, wrong_type=bool(answer.get("wrong_type")))
+    if isinstance(answer.get("error"), str):
+        return Verdict(None, answer["error"], wrong_type=bool(answer.get("wrong_type")))
+    try:
+        reward, parts, extras = answer["reward"], dict(answer["parts"]), dict(answer["extras"])
+        if reward is not None:
+            turns, tokens = (tuple(map(float, reward[name])) for name in ("turns", "tokens"))
+            reward = RowReward(float(reward["response"]), turns, tokens)
+    except (KeyError, TypeError, ValueError):
+        raise child.garbled() from None
+    return Verdict.of(Said(reward, parts, extras))
+
+
+def fitting(verdict: Verdict, row: Row) -> Verdict:
+    """Return the verdict, or what is wrong where it has numbers for turns or tokens that the row
+    does not have."""
+    if verdict.reward is None:
+        return verdict
+    turns, tokens = len(row.get("policy_turns", ())), len(row.get("policy_tokens", ()))
+    problem = verdict.reward.problem(turns, tokens)
+    return verdict if problem is None else Verdict(None, problem)
+
+
+class EnvironmentScorer(Scorer):
+    """Take the rewards that the environment gave, turn by turn; it has given them already."""
+
+    def score(self, rows: Sequence[Row]) -> list[Verdict]:
+        return [self._score_row(row) for row in rows]
+
+    def earned(self, rows: Sequence[Row]) -> list[Verdict]:
+        return self.score(rows)
+
+    def _score_row(self, row: Row) -> Verdict:
+        given = row.get("turn_rewards", ())
+        if not given:
+            return Verdict(None, "the environment failed, so the episode has no reward")
+        for turn, reward in enumerate(given, start=1):
+            if reward is not None and not abs(reward) <= LARGEST_SCORE:
+                return Verdict(None, f"the environment gave {reward} for turn {turn}")
+        reward = RowReward(turns=tuple(reward or 0.0 for reward in given))
+        return fitting(Verdict(reward.total, reward=reward), row)
 
 
 def weighted_sum(parts: Sequence[RewardPart], verdicts: Sequence[Verdict]) -> Verdict:
@@ -208,19 +263,21 @@ def weighted_sum(parts: Sequence[RewardPart], verdicts: Sequence[Verdict]) -> Ve
     Where a part failed there is no sum, and the part is named; `verdicts` may end early with such
     a one.
     """
-    terms: list[float] = []
+    terms: list[RowReward] = []
     named: dict[str, float] = {}
     extras: dict[str, Any] = {}
     for part, verdict in zip(parts, verdicts, strict=False):
         if verdict.score is None:
             where = "" if part.name is None else f"part {part.name!r}: "
             return Verdict(None, f"{where}{verdict.problem}", wrong_type=verdict.wrong_type)
-        terms.append(part.weight * verdict.score)
+        terms.append(verdict.placed.times(part.weight))
         prefix = "" if part.name is None else f"{part.name}."
         extras |= {f"{prefix}{name}": value for name, value in verdict.extras.items()}
         if part.name is not None:
             named[part.name] = verdict.score
-    total = sum(terms)
-    if not abs(total) <= LARGEST_SCORE:
-        return Verdict(None, f"the weighted sum of the parts is {total:g}")
-    return Verdict(total, parts=named, extras=extras)
+        named |= {f"{prefix}{name}": value for name, value in verdict.parts.items()}
+    total = add_rewards(terms)
+    if not abs(total.total) <= LARGEST_SCORE:
+        return Verdict(None, f"the weighted sum of the parts is {total.total:g}")
+    placed = total if total.by_token else None
+    return Verdict(total.total, parts=named, extras=extras, reward=placed)

@@ -18,7 +18,6 @@ from tether.algo.advantages import (
     AdvantageInputs,
     estimate_advantages,
     gae,
-    place_scores,
     shape_rewards,
 )
 from tether.algo.kl import estimate_kl
@@ -222,7 +221,7 @@ def from_settings(tensors: RowTensors, settings: Settings) -> Stages:
     mask, logged = tensors.mask, tensors.columns
     old, ref = logged["old_log_probs"], logged["ref_log_probs"]
     kl = estimate_kl(settings.kl.estimator, old, ref, mask)
-    token_level_scores = place_scores(tensors.scores, mask)
+    token_level_scores = logged["token_level_scores"]  # no setting moves them
     rewards = shape_rewards(token_level_scores, kl, settings.kl.coef)
     has_critic = settings.advantage.traits.needs_critic
     values = logged["values"] if has_critic else torch.zeros_like(rewards)
