@@ -307,7 +307,8 @@ def test_a_scorer_that_is_called_sees_prompt_response_and_columns(build):
     assert isinstance(roles.reward, InProcessScorer)
     run_iteration(0, CONTROLS, roles, config)
     assert len(seen) == 12
-    given = {"prompt", "answer", "response", "finished", "policy_turns", "observations"}
+    given = {"prompt", "answer", "response", "finished"}
+    given |= {"policy_turns", "observations", "policy_tokens"}
     assert all(set(row) == given for row in seen)
     assert all(row["policy_turns"] == [row["response"]] for row in seen)
     assert all(row["observations"] == [] for row in seen)
