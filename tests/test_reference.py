@@ -87,7 +87,11 @@ RUNS = {
     "trpo": {"actor__update": {"kind": "trpo"}},
     "penalty": {"actor__update": {"kind": "penalty"}, "actor__stop_kl": 1e-6},
     "grpo": {"advantage__estimator": "grpo", "kl__in_loss__coef": 0.1},
-    "warm-up": {"critic__warmup_iterations": 1, "train__iterations": 2},
+    "warm-up": {
+        "critic__warmup_iterations": 1,
+        "critic__pretrain": {"prompts": 4, "max_epochs": 1},
+        "train__iterations": 2,
+    },
     "shared trunk": {"critic": {"shared_trunk": True}},
     "corrected": {"rollout__correction": {"kind": "sequence"}},
     "tools": {

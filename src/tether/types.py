@@ -193,6 +193,18 @@ class Experience:
     def __len__(self) -> int:
         return self.response_mask.shape[0]
 
+    def select(self, rows: Int[Tensor, " some"]) -> "Experience":
+        """Select rows and cut them to the longest of them."""
+        sequences = self.sequences.select(rows)
+        cut = {
+            f.name: getattr(self, f.name)[rows]
+            if f.name == "final_values"
+            else getattr(self, f.name)[rows, : sequences.width]
+            for f in fields(self)
+            if f.name != "sequences"
+        }
+        return Experience(sequences=sequences, **cut)
+
 
 @dataclass(frozen=True)
 class Minibatch:

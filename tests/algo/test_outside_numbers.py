@@ -13,10 +13,14 @@ import torch
 from helpers import f64, table
 
 from tether.algo.advantages import (
+    AdvantageInputs,
+    critic_returns,
+    estimate_advantages,
     gae,
     grpo,
     minus_group_mean,
     place_scores,
+    policy_lambda,
     reward_to_go,
     rloo,
     shape_rewards,
@@ -32,7 +36,7 @@ from tether.algo.losses import (
     squared_value_loss,
 )
 from tether.algo.masked import cell_weights, masked_mean, masked_moments, weighted_sum, whiten
-from tether.config import ActorSection
+from tether.config import ActorSection, AdvantageSection
 
 # Every source below is one of these files, at this commit.
 SOURCES = {
@@ -186,6 +190,35 @@ def test_returns_of_gae(source, rewards, values, gamma, lam, returns):
     rewards, values = f64(rewards), f64(values)
     nothing_after = torch.zeros(len(rewards)).double()
     close(gae(rewards, values, nothing_after, ones(rewards.tolist()), gamma, lam) + values, returns)
+
+
+def test_gae_with_one_lambda_for_the_policy_and_one_for_the_critic():
+    """nemo ppo test_gae_vapo_decoupled_lambda: lambda 0.5 and 1, rewards 1 and 2 at the end of four
+    tokens. Its values are random; by lambda 1 the returns are the rewards whatever they are, and
+    differ from advantages + values, which is what it asserts."""
+    mask = mask_of([[1] * 4] * 2)
+    section = AdvantageSection(lam=0.5)
+    for values in (f64([[0.3, -1.2, 0.8, 2.0], [-0.7, 0.1, 1.5, -0.4]]), f64([[0.0] * 4] * 2)):
+        rewards, nothing = place_scores(f64([1.0, 2.0]), mask), f64([0.0, 0.0])
+        inputs = AdvantageInputs(rewards, values, nothing, nothing, nothing, mask, samples=1)
+        advantages = estimate_advantages(section, inputs)
+        returns = critic_returns(section, inputs, advantages, lam=1.0)
+        close(returns, [[1.0] * 4, [2.0] * 4])
+        assert not torch.allclose(returns, advantages + values, atol=1e-5)
+
+
+LAMBDAS = [
+    # alpha, sampled tokens, lambda: 1 - 1/(0.05 x 3) and 1 - 1/(0.05 x 8) are held at 0
+    ("nemo ppo test_gae_length_adaptive_lambda, short", 0.05, 3, 0.0),
+    ("nemo ppo test_gae_length_adaptive_lambda, long", 0.05, 8, 0.0),
+]
+
+
+@table(("source", "alpha", "tokens", "expected"), LAMBDAS)
+def test_lambdas_by_length(source, alpha, tokens, expected):
+    mask = torch.zeros(1, 10, dtype=torch.bool)
+    mask[0, :tokens] = True
+    close(policy_lambda(AdvantageSection(lam_alpha=alpha), mask, torch.float64), [expected])
 
 
 GAPS = [
@@ -918,7 +951,18 @@ def test_the_kl_between_engines_and_between_policies_are_two_numbers():
 
 
 TABLES = [
-    *(SB3_ENVIRONMENT, SB3_HORIZON, RETURNS, GAPS, SHAPED, MEANS, VARIANCES, KLS, KL_GRADIENTS),
+    *(
+        SB3_ENVIRONMENT,
+        SB3_HORIZON,
+        RETURNS,
+        LAMBDAS,
+        GAPS,
+        SHAPED,
+        MEANS,
+        VARIANCES,
+        KLS,
+        KL_GRADIENTS,
+    ),
     *(LOSSES, CISPO, DPPO, VALUE_LOSSES, AGGREGATIONS, GROUPS, TO_GO, WEIGHTS, WEIGHTED),
 ]
 

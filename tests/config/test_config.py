@@ -279,7 +279,22 @@ REFUSED = [
     ),
     *(
         ({"advantage__estimator": "remax", "critic": critic}, r"critic\.\w+ needs a critic.*gae")
-        for critic in ({"shared_trunk": True}, {"warmup_iterations": 1})
+        for critic in (
+            *({"shared_trunk": True}, {"warmup_iterations": 1}, {"lam": 1.0}),
+            {"pretrain": {"prompts": 4}},
+        )
+    ),
+    (
+        {"advantage": {"estimator": "rloo", "lam_alpha": 0.05}},
+        r"advantage\.lam_alpha needs a critic",
+    ),
+    *(({"critic__lam": lam}, r"critic\.lam is") for lam in (-0.1, 1.1)),
+    ({"advantage__lam_alpha": 0}, r"advantage\.lam_alpha is 0"),
+    ({"critic__pretrain": {"heldback": 1.0}}, r"critic\.pretrain\.heldback is 1"),
+    ({"critic__pretrain": {"prompts": 1}}, r"critic\.pretrain\.prompts is 1"),
+    (
+        {"critic": {"shared_trunk": True, "pretrain": {"prompts": 4}}},
+        r"critic\.pretrain .*shared_trunk",
     ),
     (
         {"advantage": {"estimator": "remax", "truncation": "bootstrap"}},

@@ -80,7 +80,7 @@ def estimate_advantages(
 
 Estimate = Callable[[AdvantageSection, AdvantageInputs], Float[Tensor, "rows response"]]
 ESTIMATORS: dict[str, Estimate] = {
-    "gae": lambda s, x: gae(x.rewards, x.values, x.final_values, x.mask, s.gamma, s.lam),
+    "gae": lambda s, x: gae_by(s, x, policy_lambda(s, x.mask, x.rewards.dtype)),
     "grpo": lambda s, x: grpo(x.rewards, x.scores, x.mask, x.samples),
     "dr_grpo": lambda s, x: minus_group_mean(x.rewards, x.mask, x.samples),
     "rloo": lambda s, x: rloo(x.rewards, x.mask, x.samples),
@@ -91,15 +91,56 @@ ESTIMATORS: dict[str, Estimate] = {
 }
 
 
+def critic_returns(
+    section: AdvantageSection,
+    inputs: AdvantageInputs,
+    advantages: Float[Tensor, "rows response"],
+    lam: float | None,
+) -> Float[Tensor, "rows response"]:
+    """Return what the critic learns: advantages + values, with advantages of its own lambda.
+
+    None is the lambda of `advantages`. A low lambda lets the policy's advantages vary little, and
+    a lambda of 1 lets the critic see a reward at the end undiminished in every state before it.
+
+    VC-PPO, Yuan et al. 2025 (2503.01491), section 3.2; VAPO, Yue et al. 2025 (2504.05118).
+    """
+    own = advantages if lam is None else gae_by(section, inputs, lam)
+    return own + inputs.values
+
+
+def policy_lambda(
+    section: AdvantageSection, mask: Bool[Tensor, "rows response"], dtype: torch.dtype
+) -> float | Float[Tensor, " rows"]:
+    """Return the lambda of the advantages: one number, or by `lam_alpha` one per row.
+
+    1 - 1 / max(1, alpha x length): the terms of GAE reach over a fixed share of every response.
+    Without the bound it would be negative below 1/alpha tokens.
+
+    VAPO, Yue et al. 2025 (2504.05118), section 4.2.
+    """
+    if section.lam_alpha is None:
+        return section.lam
+    lengths = mask.sum(dim=1).to(dtype)
+    return 1 - 1 / (section.lam_alpha * lengths).clamp(min=1)
+
+
+def gae_by(
+    section: AdvantageSection, inputs: AdvantageInputs, lam: float | Float[Tensor, " rows"]
+) -> Float[Tensor, "rows response"]:
+    """Estimate advantages by GAE with this lambda and the section's gamma."""
+    x = inputs
+    return gae(x.rewards, x.values, x.final_values, x.mask, section.gamma, lam)
+
+
 def gae(
     rewards: Float[Tensor, "rows response"],
     values: Float[Tensor, "rows response"],
     final_values: Float[Tensor, " rows"],
     mask: Bool[Tensor, "rows response"],
     gamma: float,
-    lam: float,
+    lam: float | Float[Tensor, " rows"],
 ) -> Float[Tensor, "rows response"]:
-    """Estimate advantages by GAE, backwards over the columns.
+    """Estimate advantages by GAE, backwards over the columns; `lam` may differ from row to row.
 
         delta_t = r_t + gamma * V_next - V_t
         A_t     = delta_t + gamma * lam * A_next

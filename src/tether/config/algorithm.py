@@ -122,6 +122,8 @@ class AdvantageSection(Section):
     """discount per token"""
     lam: Share = 0.95
     """lambda of GAE: 1 trusts the rewards, 0 trusts the critic"""
+    lam_alpha: PositiveFloat | None = None
+    """lambda by length in place of lam: 1 - 1/max(1, lam_alpha x tokens); VAPO's is 0.05"""
     whiten: bool | None = None
     """scale advantages to mean 0, variance 1 for the policy loss; default: as the estimator does"""
     truncation: Literal["zero", "bootstrap"] = "zero"
@@ -135,12 +137,36 @@ class AdvantageSection(Section):
     def whitens(self) -> bool:
         return self.traits.whitens if self.whiten is None else self.whiten
 
+    def row_lam(self, tokens: int) -> float:
+        """Return the lambda of a row with so many sampled tokens."""
+        if self.lam_alpha is None:
+            return self.lam
+        return 1 - 1 / max(1.0, self.lam_alpha * tokens)
+
+
+class PretrainSection(Section):
+    """Value pretraining: the critic alone, on responses of the starting policy, before iteration 0.
+
+    It learns the returns with lambda 1, unclipped, for as many epochs as it needs.
+    """
+
+    prompts: Annotated[int, Field(ge=2)] = 256
+    """prompts that are sampled once, with samples_per_prompt responses each"""
+    heldback: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """share of these prompts that the critic does not learn from, but is measured on"""
+    explained_variance: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
+    """stop once it explains this share of the variance of held-back returns; null = all epochs"""
+    max_epochs: PositiveInt = 20
+    """passes over the rows at most"""
+
 
 class CriticSection(Section):
     """The value update; without a critic (see advantage.estimator) it does not apply."""
 
     lr: PositiveFloat | None = None
     """learning rate; default: the actor's"""
+    lam: Share | None = None
+    """lambda of the returns that the critic learns; default: that of the advantages"""
     lr_warmup_iterations: NonNegativeInt | None = None
     """iterations in which its learning rate rises to the schedule's; default: the actor's"""
     betas: tuple[Decay, Decay] | None = None
@@ -163,6 +189,8 @@ class CriticSection(Section):
     """the gradient is clipped to this norm"""
     warmup_iterations: NonNegativeInt = 0
     """iterations in which only the critic learns, before the actor moves"""
+    pretrain: PretrainSection | None = None
+    """value pretraining before the first iteration; null = none"""
     shared_trunk: bool = False
     """a value head on the actor's own trunk: one optimizer, one joint loss"""
     coef: PositiveFloat = 0.5

@@ -196,19 +196,27 @@ class Config(RunConfig):
     @model_validator(mode="after")
     def _critic_fits(self) -> Config:
         critic, estimator = self.critic, self.advantage.estimator
-        if not self.has_critic and (critic.shared_trunk or critic.warmup_iterations):
-            field = "shared_trunk" if critic.shared_trunk else "warmup_iterations"
-            names = [name for name, traits in ESTIMATORS.items() if traits.needs_critic]
-            raise ValueError(
-                f"critic.{field} needs a critic, and {estimator} has none; use {' or '.join(names)}"
-            )
+        asked = {
+            "critic.shared_trunk": critic.shared_trunk,
+            "critic.warmup_iterations": critic.warmup_iterations,
+            "critic.lam": critic.lam is not None,
+            "critic.pretrain": critic.pretrain is not None,
+            "advantage.lam_alpha": self.advantage.lam_alpha is not None,
+        }
+        for field, is_set in asked.items():
+            if is_set and not self.has_critic:
+                names = [name for name, traits in ESTIMATORS.items() if traits.needs_critic]
+                raise ValueError(
+                    f"{field} needs a critic, and {estimator} has none; use {' or '.join(names)}"
+                )
         if not self.has_critic and self.advantage.truncation == "bootstrap":
             raise ValueError(
                 f"advantage.truncation bootstrap needs a critic, and {estimator} has none; "
                 f"write zero"
             )
         unset = CriticSection()
-        for field in ("lr", "epochs", "minibatch_rows", "warmup_iterations", *ADAM_FIELDS):
+        own = ("lr", "epochs", "minibatch_rows", "warmup_iterations", "pretrain", *ADAM_FIELDS)
+        for field in own:
             if critic.shared_trunk and getattr(critic, field) != getattr(unset, field):
                 raise ValueError(
                     f"critic.{field} does not apply with critic.shared_trunk, where one optimizer "

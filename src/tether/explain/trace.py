@@ -141,7 +141,7 @@ def trace_prompt(
         "prompt": prompt,
         "columns": found.values,
         "columns_source": found.source,
-        "settings": _settings(subject, config),
+        "settings": _settings(subject, config, sum(measured["tokens"]["response_mask"])),
         **measured,
         "printed": _printed(roles),
     }
@@ -289,7 +289,8 @@ def _length(outcome: Outcome) -> int:
     return int(outcome.rollout.response_lengths[0])
 
 
-def _settings(subject: Subject, config: Config) -> dict[str, Any]:
+def _settings(subject: Subject, config: Config, tokens: int) -> dict[str, Any]:
+    """Return the numbers of the formulas, for a row of so many sampled tokens."""
     update = subject.controls.applied_to(config.actor.update)
     return {
         "seed": config.seed,
@@ -300,7 +301,8 @@ def _settings(subject: Subject, config: Config) -> dict[str, Any]:
         "kl_estimator": config.kl.in_reward.estimator,
         "estimator": config.advantage.estimator,
         "gamma": config.advantage.gamma,
-        "lam": config.advantage.lam,
+        "lam": config.advantage.row_lam(tokens),
+        "critic_lam": config.critic.lam,
         "truncation": config.advantage.truncation,
         "whitens": subject.config.advantage.whitens,
         "update": update.kind,

@@ -263,6 +263,8 @@ def _advantage_formula(settings: Mapping[str, Any], speak: Say) -> str:
     constants = f"γ = {settings['gamma']:g}" + (
         f", λ = {settings['lam']:g}" if traits.needs_critic else ""
     )
+    if settings["critic_lam"] is not None:
+        constants += f", λ(R) = {settings['critic_lam']:g}"
     return (
         f"{speak('estimator')}{speak('colon')}{name}.  {traits.formula};  R = A + V;  {constants}"
     )

@@ -1,8 +1,14 @@
 """One iteration of PPO from prompts to updated weights, in the order in which the data flows."""
 
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
 from tether.algo.advantages import (
     AdvantageInputs,
     bootstrap_values,
+    critic_returns,
     estimate_advantages,
     place_scores,
     shape_rewards,
@@ -33,7 +39,8 @@ from tether.ppo.selfcheck import check_rewards_add_up
 from tether.ppo.updates.actor import update_actor
 from tether.ppo.updates.critic import update_critic
 from tether.rollout.sampler import Draw
-from tether.types import Experience
+from tether.run.metrics import Event
+from tether.types import Experience, Moments, Rollout, Scores
 
 
 def run_iteration(
@@ -61,10 +68,63 @@ def run_iteration(
     # Scores: one number per response. A row that could not be scored is masked from here on.
     scores, score_events = score_rollout(prompts, rollout, roles, config)
     greedy_scores = score_greedy(prompts, roles, config)
+    clock.lap("reward")
+
+    made = make_experience(rollout, scores, greedy_scores, controls.beta, roles, config)
+    clock.lap("forward")
+
+    # Updates: several epochs of minibatches on these rows, first the critic, then the actor.
+    if interrupt is not None:
+        interrupt.hold()  # a signal now waits until both have moved
+    critic_report = update_critic(made.experience, roles, config, iteration)
+    actor_report = update_actor(made.experience, roles, config, iteration, controls)
+    clock.lap("update")
+
+    return Outcome(
+        iteration=iteration,
+        controls=controls,
+        prompts=prompts,
+        rollout=made.rollout,
+        scores=made.scores,
+        greedy_scores=greedy_scores,
+        experience=made.experience,
+        moments=made.moments,
+        actor=actor_report,
+        critic=critic_report,
+        events=[
+            *call_events(made.rollout),
+            *score_events,
+            *made.events,
+            *critic_report.events,
+            *actor_report.events,
+        ],
+        seconds=clock.seconds,
+    )
+
+
+@dataclass(frozen=True)
+class MadeExperience:
+    """What the updates learn from, and what changed on the way to it."""
+
+    rollout: Rollout  # with observations unmasked, where so configured
+    scores: Scores  # without rows that have a number that is not finite
+    experience: Experience
+    moments: Moments  # of the advantages, as used by whitening
+    events: list[Event]
+
+
+def make_experience(
+    rollout: Rollout,
+    scores: Scores,
+    greedy_scores: Float[Tensor, " rows"],
+    beta: float,
+    roles: Roles,
+    config: Config,
+) -> MadeExperience:
+    """Compute log-probs, values, rewards, advantages and returns of scored responses."""
     if not config.rollout.state_masking:
         rollout = unmask_observations(rollout, roles.actor)
     mask = rollout.response_mask & scores.usable[:, None]
-    clock.lap("reward")
 
     # Forward passes before any update: actor, critic and reference on every sampled token.
     sequences = roles.actor.with_lower_states(join(rollout, roles.share_prompts))
@@ -77,14 +137,13 @@ def run_iteration(
     )
     mask = mask & scores.usable[:, None]
     old_log_probs, ref_log_probs, values = zero_masked(mask, old_log_probs, ref_log_probs, values)
-    clock.lap("forward")
 
     # Rewards: the score on the last token, or by turn or token where the reward says so, minus
     # beta x KL to the reference on every token.
     kl = estimate_kl(config.kl.in_reward.estimator, old_log_probs, ref_log_probs, mask)
     token_level_scores = place_scores(scores.values, mask, scores.token_values)
-    token_level_rewards = shape_rewards(token_level_scores, kl, controls.beta)
-    check_rewards_add_up(token_level_rewards, scores, kl, controls.beta)
+    token_level_rewards = shape_rewards(token_level_scores, kl, beta)
+    check_rewards_add_up(token_level_rewards, scores, kl, beta)
 
     # Advantages train the actor, returns the critic.
     final_values = bootstrap_values(values_after, rollout.truncated, config.advantage.truncation)
@@ -98,7 +157,7 @@ def run_iteration(
         samples=config.rollout.samples_per_prompt,
     )
     advantages = estimate_advantages(config.advantage, inputs)
-    returns = advantages + values
+    returns = critic_returns(config.advantage, inputs, advantages, config.critic.lam)
     moments = masked_moments(advantages, mask)
     policy_advantages = (
         whiten(advantages, mask, moments) if config.advantage.whitens else advantages
@@ -119,32 +178,10 @@ def run_iteration(
         policy_advantages=policy_advantages,
         correction_weights=rollout_correction(rollout, old_log_probs, mask, config),
     )
-
-    # Updates: several epochs of minibatches on these rows, first the critic, then the actor.
-    if interrupt is not None:
-        interrupt.hold()  # a signal now waits until both have moved
-    critic_report = update_critic(experience, roles, config, iteration)
-    actor_report = update_actor(experience, roles, config, iteration, controls)
-    clock.lap("update")
-
-    return Outcome(
-        iteration=iteration,
-        controls=controls,
-        prompts=prompts,
+    return MadeExperience(
         rollout=rollout,
         scores=scores,
-        greedy_scores=greedy_scores,
         experience=experience,
         moments=moments,
-        actor=actor_report,
-        critic=critic_report,
-        events=[
-            *call_events(rollout),
-            *score_events,
-            *non_finite_events,
-            *moments_events(moments, config),
-            *critic_report.events,
-            *actor_report.events,
-        ],
-        seconds=clock.seconds,
+        events=[*non_finite_events, *moments_events(moments, config)],
     )

@@ -71,6 +71,11 @@ class Optimizer:
             parameter, own = self.parameters[int(place)], self.own[int(place)]
             self.adam.state[own][name] = shard_like(tensor, parameter).to(own.device)
 
+    def reset(self) -> None:
+        """Forget Adam's moments and the gradients, as before the first step."""
+        self.adam.state.clear()
+        self.drop()
+
     def drop(self) -> None:
         """Clear the gradients without a step."""
         for parameter in (*self.parameters, *self.own):

@@ -218,6 +218,16 @@ METRICS: dict[str, Entry] = {
         "share of the longest step that was taken (`trpo` only)",
         "1 is the full step, 0 none.",
     ),
+    "critic/pretrain_explained_variance": Entry(
+        "share of the variance of held-back returns that the critic explained after value "
+        "pretraining (`critic.pretrain`, first iteration only)",
+        "Below `critic.pretrain.explained_variance`: the epochs ran out. Raise `critic.lr` or "
+        "`critic.pretrain.prompts`.",
+    ),
+    "critic/pretrain_epochs": Entry(
+        "epochs of value pretraining (`critic.pretrain`, first iteration only)",
+        "At `critic.pretrain.max_epochs` the bound was not reached.",
+    ),
 }
 
 TIMINGS: dict[str, Entry] = {

@@ -19,6 +19,7 @@ from tether.planning.plan import make_plan
 from tether.ppo.evaluate import Evaluation, evaluate, read_evaluations
 from tether.ppo.iteration import run_iteration
 from tether.ppo.optimizer import schedule_factor, warmup_factor
+from tether.ppo.pretrain import Pretrained, pretrain_critic
 from tether.ppo.result import Outcome, first_controls
 from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
@@ -147,6 +148,7 @@ class PPOTraining:
     def __init__(self, config: Config, roles: Roles, python_reward: bool = False) -> None:
         self.config, self.roles, self.python_reward = config, roles, python_reward
         self.controls = first_controls(config)
+        self.pretrained: Pretrained | None = None  # where critic.pretrain asks for it
         self.noise = NoiseNotice()
         self.plan = make_plan(config, roles)
 
@@ -213,9 +215,15 @@ class PPOTraining:
     def iterate(self, iteration: int, interrupt: Interrupt) -> Iterated:
         """Run one iteration, then move the controllers and refresh the reference where due."""
         config, roles = self.config, self.roles
+        pretrain = config.critic.pretrain
+        if iteration == 0 and pretrain is not None and self.pretrained is None:
+            self.pretrained = pretrain_critic(pretrain, self.controls.beta, roles, config)
         _set_learning_rates(iteration, config, roles)
         outcome = run_iteration(iteration, self.controls, roles, config, interrupt)
         metrics = outcome.metrics(config)
+        if iteration == 0 and self.pretrained is not None:
+            metrics |= self.pretrained.metrics()
+            outcome.events.append(self.pretrained.event())
         self.controls = outcome.next_controls(metrics, config)
         refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
         if is_due(iteration + 1, refresh_every):
@@ -266,11 +274,16 @@ class PPOTraining:
         if roles.critic_optimizer is not None:
             tensors[CRITIC_OPTIMIZER] = roles.critic_optimizer.state()
         state = {"controls": asdict(self.controls), **roles.reward.state()}
+        if self.pretrained is not None:
+            state["pretrained"] = asdict(self.pretrained)
         return Contents(models, tensors, state)
 
     def load(self, checkpoint: Path) -> None:
         load_roles(checkpoint, self.roles, self.config)
-        self.controls = read_controls(read_state(checkpoint))
+        state = read_state(checkpoint)
+        self.controls = read_controls(state)
+        if "pretrained" in state:
+            self.pretrained = Pretrained.from_state(state["pretrained"])
 
     def checkpoints_to_keep(self, run: Path) -> list[Path]:
         scores = {e["iteration"]: e["sampled"]["mean"] for e in read_lines(run / EVALS)}

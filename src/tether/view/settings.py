@@ -39,6 +39,7 @@ class Settings:
     kl: KlInRewardSection
     advantage: AdvantageSection
     update: AnyUpdate | None  # None: a kind that this version does not know
+    critic_lam: float | None = None  # of the returns; None: as the advantages
     # Why a field could not be read, by its name; a default is in its place.
     unknown: dict[str, str] = field(default_factory=dict, compare=False)
 
@@ -61,6 +62,7 @@ class Settings:
             "kl_estimator": self.kl.estimator,
             "gamma": self.advantage.gamma,
             "lam": self.advantage.lam,
+            "lam_alpha": self.advantage.lam_alpha,
             "estimator": self.advantage.estimator,
             "needs_critic": traits.needs_critic,
             "advantage_formula": traits.formula,
@@ -120,7 +122,10 @@ def own_settings(
         kl = kl.model_copy(update={"coef": _computable(beta)})
     if update is not None and not math.isnan(penalty_coef):
         update = update.model_copy(update={"coef": _computable(penalty_coef)})
-    return Settings(kl, advantage, update, unknown)
+    critic_lam = as_number(inside(config, "critic", "lam"))
+    return Settings(
+        kl, advantage, update, None if math.isnan(critic_lam) else _computable(critic_lam), unknown
+    )
 
 
 def read_settings(query: Mapping[str, str], config: Mapping[str, Any], own: Settings) -> Settings:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tether.algo.advantages import (
     AdvantageInputs,
+    critic_returns,
     estimate_advantages,
     gae,
     shape_rewards,
@@ -235,7 +236,7 @@ def from_settings(tensors: RowTensors, settings: Settings) -> Stages:
         samples=tensors.samples,
     )
     advantages = estimate_advantages(settings.advantage, inputs)
-    returns = advantages + values
+    returns = critic_returns(settings.advantage, inputs, advantages, settings.critic_lam)
     policy_advantages = advantages
     if settings.advantage.whitens:
         policy_advantages = whiten(advantages, mask, _moved(tensors, advantages))

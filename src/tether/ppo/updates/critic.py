@@ -24,16 +24,27 @@ def update_critic(
 
     On a shared trunk it learns in the actor's update instead.
     """
-    report, optimizer = UpdateReport(), roles.critic_optimizer
-    if optimizer is None:
-        return report
-    schedule = critic_schedule(config, iteration)
+    report = UpdateReport()
+    if roles.critic_optimizer is not None:
+        fit_critic(experience, roles, config, critic_schedule(config, iteration), report)
+    return report
+
+
+def fit_critic(
+    experience: Experience,
+    roles: Roles,
+    config: Config,
+    schedule: MinibatchSchedule,
+    report: UpdateReport,
+) -> None:
+    """Take the schedule's optimizer steps on the value loss."""
+    optimizer = roles.critic_optimizer
+    assert optimizer is not None
     for step in optimizer_steps(experience, schedule, optimizer, report):
         for batch in step.microbatches():
             new_values = roles.critic(batch.sequences)[:, :-1]
             value_loss(batch, new_values, config, step).backward()
         step.finish()
-    return report
 
 
 def critic_schedule(config: Config, iteration: int) -> MinibatchSchedule:

@@ -76,7 +76,8 @@ function surprise(cell, row, { gamma, needs_critic: needsCritic }, next) {
 }
 
 function advantage(cell, row, settings, next) {
-  const { gamma, lam, estimator, needs_critic: needsCritic } = settings;
+  const { gamma, estimator, needs_critic: needsCritic } = settings;
+  const lam = rowLambda(row, settings);
   const [a, delta] = [cell("advantages"), cell("deltas")];
   if (!has(a)) return null;
   if (!needsCritic) {
@@ -91,6 +92,13 @@ function advantage(cell, row, settings, next) {
     formula: `Â = δ + γλ·Â_next = ${numbers} = ${number(a)}`,
     sentence: t(balance(delta, later, a)),
   };
+}
+
+// The lambda of one row: by its sampled tokens where advantage.lam_alpha is set.
+function rowLambda(row, { lam, lam_alpha: alpha }) {
+  if (typeof alpha !== "number") return lam;
+  const tokens = (row.row.response_mask ?? []).filter(Boolean).length;
+  return 1 - 1 / Math.max(1, alpha * tokens);
 }
 
 // Why the advantage has its sign: this token, or what came after it?
