@@ -46,7 +46,8 @@ smollm2:  ## fetch SmolLM2-135M-Instruct for the recipe `smollm2`
 quick: $(VENV)/.installed-dev  ## after every edit, under a minute: maths, config, one run, one resume
 	$(PYTEST) $(QUICK) $(ON_TWO_CORES)
 
-test: $(VENV)/.installed-dev $(VENV)/.browser  ## the test suite, but for what is long
+test:  ## the test suite, but for what is long
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.installed-dev $(VENV)/.browser
 	$(PYTEST) -m "not long" $(ON_TWO_CORES)
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-site $(VENV)/.browser  ## what is long by nature: Ray, learning, many faults
@@ -149,16 +150,19 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]"
-	@touch $@
+# Modules are compiled when they are imported: most of them never are.
+$(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable ".[dev]"
+	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-site: pyproject.toml $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[site]"
 	@touch $@
 
 # A browser for the tests of the page; where it cannot be installed, they say so and are skipped.
-$(VENV)/.browser: $(VENV)/.installed-dev
+$(VENV)/.browser:
+	@mkdir -p $(VENV)
 	@command -v chromium >/dev/null || \
 	  (apt-get update && apt-get install --yes --no-install-recommends chromium fonts-noto-cjk) \
 	  >$(VENV)/browser.log 2>&1 || echo "no Chromium (see $(VENV)/browser.log): browser tests skip"

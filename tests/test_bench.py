@@ -335,6 +335,7 @@ def test_a_side_that_never_got_there_is_a_bound_or_a_failure(tmp_path):
     assert report.verdict(check, found).met is False
 
 
+@pytest.mark.long
 def test_a_block_from_its_process_to_its_table(tiny, tmp_path):
     job = sampling_job(tiny, prompts(4, 4, vocabulary=512), [2, 4, 6, 8], repeats=1)
     side = blocks.ours_sampling("tether", lambda: job)

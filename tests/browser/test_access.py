@@ -1,5 +1,7 @@
 """For everyone: by keyboard alone, on a phone, in Chinese, in the dark."""
 
+import pytest
+
 from tests.browser.conftest import ITERATIONS, wait_until
 
 VIEWS = [
@@ -81,6 +83,7 @@ def test_rows_are_sorted_and_filtered(page, run, address):
     assert all(float(x) >= 0.5 for x in column(5))
 
 
+@pytest.mark.long
 def test_the_iteration_picker_goes_everywhere(page, run, address):
     page.goto(f"{address}/#/run/live/iteration/last")
     heading = page.locator("h1")
@@ -103,6 +106,7 @@ def walk(page, address):
         yield view
 
 
+@pytest.mark.long
 def test_no_view_is_wider_than_a_phone(browser, run, address):
     context = browser.new_context(viewport={"width": 360, "height": 740}, locale="en-GB")
     page = context.new_page()
@@ -125,6 +129,7 @@ def test_the_toggle_turns_every_heading_to_chinese_and_is_remembered(page, run, 
         )
 
 
+@pytest.mark.long
 def test_dark_follows_the_system_and_the_button(browser, run, address):
     def background(page) -> str:
         return page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -52,6 +52,7 @@ def ratios(row: dict) -> list[float]:
     return [float(np.exp(np.float32(new) - np.float32(old))) for new, old in pairs]
 
 
+@pytest.mark.long
 def test_clip_states_have_their_own_legend(page, row):
     page.get_by_label("Colour by").select_option("clip")
     assert "clipped: fallen enough" in page.locator(".bar .legend").inner_text()
@@ -117,6 +118,7 @@ def test_moving_beta_moves_the_colours_of_the_tokens(page, row):
     assert before != shares
 
 
+@pytest.mark.long
 def test_the_beta_slider_is_a_slider(page, row):
     slider = page.locator(".whatif input[type=range]").first
     slider.focus()
@@ -168,6 +170,7 @@ def test_what_a_tool_wrote_is_hatched_and_called_so(page, run, address):
     assert page.locator(".chip").nth(2).inner_text() == "␊"
 
 
+@pytest.mark.long
 def test_correction_weights_are_shown_and_multiply_the_objective(page, run, address):
     """In this row new and old log-probs are equal, so an objective is weight times advantage."""
     page.goto(f"{address}/#/run/tools/iteration/0/row/0")
@@ -186,6 +189,7 @@ def test_correction_weights_are_shown_and_multiply_the_objective(page, run, addr
     assert "correction weight" in page.locator(".detail").inner_text()
 
 
+@pytest.mark.long
 def test_a_row_of_an_older_version_shows_what_it_has(page, run, address):
     page.goto(f"{address}/#/run/tools/iteration/0/row/1")
     page.wait_for_selector(".chip")

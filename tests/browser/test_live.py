@@ -60,6 +60,7 @@ def test_a_file_that_was_cut_back_is_drawn_anew(page, run, address):
     assert page.evaluate(POINTS) == ITERATIONS
 
 
+@pytest.mark.long
 def test_a_server_that_is_gone_is_missed_and_found_again(page, run, address):
     page.goto(address)
     wait_until(page, f"({POINTS}) === {ITERATIONS}")
@@ -69,6 +70,7 @@ def test_a_server_that_is_gone_is_missed_and_found_again(page, run, address):
     page.get_by_text("The server does not answer").wait_for(state="detached")
 
 
+@pytest.mark.long
 def test_a_damaged_line_is_named_and_the_rest_is_drawn(page, run, address):
     metrics = run / "metrics.jsonl"
     whole = metrics.read_bytes()

@@ -58,6 +58,7 @@ def test_rows_are_filtered_by_any_column_and_the_address_keeps_it(page, address,
     assert page.get_by_label("length from").input_value() == "999"
 
 
+@pytest.mark.long
 def test_a_press_anywhere_on_a_line_opens_the_row_and_columns_can_be_chosen(page, address):
     page.goto(f"{address}/{AT}")
     page.locator(".rows tbody tr").first.wait_for()
@@ -113,6 +114,7 @@ def test_histograms_and_the_heat_map_are_drawn_from_the_file(page, address, rows
     ] == (b"\x89PNG")
 
 
+@pytest.mark.long
 def test_what_if_for_the_batch_counts_clipped_tokens(page, address):
     page.goto(f"{address}/{AT}?show=batch")
     page.get_by_text("after equals before").wait_for()
@@ -154,6 +156,7 @@ def test_held_out_responses_before_and_after_are_compared(page, run, address):
     assert page.locator(".answer ins, .answer del").count() >= 0
 
 
+@pytest.mark.long
 def test_the_difference_of_two_texts_is_marked_word_by_word(page, address):
     page.goto(address)
     parts = page.evaluate(
@@ -176,6 +179,7 @@ def test_the_difference_of_two_texts_is_marked_word_by_word(page, address):
     assert parts[3] <= 6000, "too long to compare word by word, and shown all the same"
 
 
+@pytest.mark.long
 def test_one_prompt_is_followed_over_the_iterations(page, address, rows):
     page.goto(f"{address}/{AT}/row/{rows[0]['row']}")
     page.get_by_role("link", name="This prompt over the iterations").click()
@@ -228,6 +232,7 @@ def test_curves_are_smoothed_pinned_zoomed_and_put_on_a_log_axis(page, address):
     wait_until(page, "document.querySelector('.js-plotly-plot').layout.xaxis.autorange === true")
 
 
+@pytest.mark.long
 def test_a_chart_is_saved_and_follows_the_width_of_its_card(page, address, run):
     page.goto(f"{address}/#/run/live")
     chart = page.locator(".chart").first
@@ -298,6 +303,7 @@ def test_the_table_of_runs_folds_seeds_sorts_filters_and_says_why_a_run_ended(pa
     assert "actor.lr" in page.locator("main").inner_text()
 
 
+@pytest.mark.long
 def test_folded_seeds_are_one_curve_with_a_band(page, seeds):
     page.goto(f"{seeds}/#/?runs=a-0/a-1/b&seeds=folded")
     page.locator(".chart .js-plotly-plot").first.wait_for()
@@ -322,6 +328,7 @@ def test_runs_of_different_tasks_are_compared_with_a_warning(page, tmp_path, ser
         page.get_by_text("kept no held-out responses").wait_for()
 
 
+@pytest.mark.long
 def test_every_place_is_reached_by_single_keys(page, address):
     page.goto(address)
     page.locator(".run a").first.wait_for()

@@ -1,5 +1,7 @@
 """A row of several turns: what the policy only read is dimmed, and every call is told."""
 
+import pytest
+
 
 def at_row(page, address, number: int = 0) -> None:
     page.goto(f"{address}/#/run/tools/iteration/0/row/{number}")
@@ -29,6 +31,7 @@ def test_every_call_stands_with_what_was_asked_and_answered_or_its_error(page, a
     ]
 
 
+@pytest.mark.long
 def test_calls_are_told_in_chinese(browser, address):
     context = browser.new_context(locale="zh-CN")
     page = context.new_page()
@@ -39,6 +42,7 @@ def test_calls_are_told_in_chinese(browser, address):
         assert word in text.replace("： ", "："), word
 
 
+@pytest.mark.long
 def test_a_row_without_turns_shows_its_response(page, address):
     at_row(page, address, 1)
     assert page.locator(".texts .said").nth(1).inner_text() == "what was it?"

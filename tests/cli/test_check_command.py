@@ -29,6 +29,7 @@ def test_a_plan_that_fits_says_so_and_how_long_an_iteration_takes(tether, free):
     assert "note" not in out
 
 
+@pytest.mark.long
 def test_a_plan_that_does_not_fit_says_so(tether, free):
     free(2**26)
     code, out, _ = tether("check", *SMALL)
@@ -37,6 +38,7 @@ def test_a_plan_that_does_not_fit_says_so(tether, free):
     assert "note: this does not fit into the memory that is free here" in out
 
 
+@pytest.mark.long
 def test_a_given_rate_comes_before_a_measured_one(tether):
     _, out, _ = tether("check", *SMALL, "--launch.teraflops", "0.001")
     assert "one after the other" in out

@@ -2,12 +2,11 @@
 
 import gc
 import os
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import changed, mask_of, sequences_of, slow_log_probs
+from helpers import changed, few_or_many, mask_of, sequences_of, slow_log_probs
 from tokenizers import Tokenizer, models
 from transformers import (
     BertConfig,
@@ -208,39 +207,36 @@ def learn_all(kinds: tuple[str, ...], tensor_parallel: int) -> dict[str, dict]:
         return {kind: learn(kind) for kind in kinds}
 
 
-@cache
-def together(size: int, kinds: tuple[str, ...], tensor_parallel: int) -> list[dict[str, dict]]:
-    """What each process has found; they are started once for all kinds."""
-    return run_processes(size, learn_all, kinds, tensor_parallel)
+def assert_learn_as_one(kinds: tuple[str, ...], tensor_parallel: int, size: int = 2) -> None:
+    together = run_processes(size, learn_all, kinds, tensor_parallel)
+    for kind in kinds:
+        alone = learn(kind)
+        for found in together:
+            assert_agree(alone, found[kind])
 
 
-@pytest.mark.parametrize("kind", IN_PARTS)
-def test_two_processes_with_parts_learn_as_one(kind):
-    alone = learn(kind)
-    for found in together(2, IN_PARTS, 1):
-        assert_agree(alone, found[kind])
+@few_or_many("kinds", IN_PARTS[:1], IN_PARTS[1:])
+def test_two_processes_with_parts_learn_as_one(kinds):
+    assert_learn_as_one(kinds, 1)
 
 
-@pytest.mark.parametrize("kind", SHARED)
-def test_two_processes_that_share_layers_learn_as_one(kind):
-    alone = learn(kind)
-    for found in together(2, SHARED, 2):
-        assert_agree(alone, found[kind])
+@few_or_many("kinds", SHARED[:1], SHARED[1:])
+def test_two_processes_that_share_layers_learn_as_one(kinds):
+    assert_learn_as_one(kinds, 2)
 
 
 @pytest.mark.long
 def test_four_processes_with_parts_of_shared_layers_learn_as_one():
     """22 inner units: 11 for each that shares a layer, and 6 and 5 of them for the replicas."""
-    alone = learn("qwen3")
-    for found in together(4, ("qwen3",), 2):
-        assert_agree(alone, found["qwen3"])
+    assert_learn_as_one(("qwen3",), 2, size=4)
 
 
-def test_log_probs_from_parts_are_those_of_transformers():
+@few_or_many(("kind", "tensor_parallel"), ("qwen2", 2), ("qwen2 recomputed", 1))
+def test_log_probs_from_parts_are_those_of_transformers(kind, tensor_parallel):
     model = build("qwen2")
     slow = [slow_log_probs(model, *row, 0.9).detach() for row in ROWS]
-    for found in (*together(2, IN_PARTS, 1), *together(2, SHARED, 2)):
-        read = torch.tensor(found.get("qwen2", found.get("qwen2 recomputed"))["log-probs before"])
+    for found in run_processes(2, learn_all, (kind,), tensor_parallel):
+        read = torch.tensor(found[kind]["log-probs before"])
         for row, expected in zip(read, slow, strict=True):
             assert (row[: len(expected)] - expected).abs().max() < 1e-12
 
@@ -272,6 +268,7 @@ def living_bytes() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+@pytest.mark.long
 def test_parts_take_a_share_of_the_memory():
     """Four bytes a number. A pass has gathered what is outside the layers, and no layer any more.
     Who shares layers has all that is outside them."""
@@ -343,9 +340,10 @@ def train_all(configs: dict[int, dict]) -> list[str]:
     return runs
 
 
-def test_runs_with_weights_in_parts_are_those_with_whole_ones(ragged):  # noqa: F811
+@few_or_many("names", ["lora"], ["shared trunk", "shared layers", "frozen layers"])
+def test_runs_with_weights_in_parts_are_those_with_whole_ones(ragged, names):  # noqa: F811
     short = changed(ragged, train__iterations=2, actor__epochs=1, critic__epochs=1)
-    kinds = {kind: changed(short, **RUNS[kind]) for kind in RUNS}
+    kinds = {kind: changed(short, **RUNS[kind]) for kind in names}
     configs = {free_port(): at(config, f"two {kind}", **SHARDED) for kind, config in kinds.items()}
     parts, _ = run_processes(2, train_all, configs)
     for (kind, config), run in zip(kinds.items(), parts, strict=True):

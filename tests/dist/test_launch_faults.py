@@ -117,6 +117,7 @@ def test_a_process_that_stands_still_is_named_by_the_others(endless):
         assert said.startswith(f"OthersLost: {silence_of(1, heard_by=0)}")
 
 
+@pytest.mark.long
 def test_a_first_process_that_stands_still_is_named_as_well(endless):
     with running(2, endless) as run:
         run.wait_for_iterations(1)

@@ -125,6 +125,7 @@ def test_its_tokenizer_comes_along(gguf_file, byte_tokenizer):
     assert vocabulary.tokenizer.chat_template == byte_tokenizer.chat_template
 
 
+@pytest.mark.long
 def test_it_trains_with_an_adapter(gguf_file, tiny_config):
     config = changed(
         tiny_config,

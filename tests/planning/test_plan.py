@@ -232,6 +232,7 @@ def test_more_layers_than_there_are_is_refused_without_weights(planned):
         planned(model__learn_layers=3)
 
 
+@pytest.mark.long
 def test_a_layers_activations_are_what_autograd_keeps_of_it(planned, shapes):
     """What two layers more add, a token: width 32 in two heads, inner width 64."""
 

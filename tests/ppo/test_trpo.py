@@ -155,7 +155,9 @@ def test_the_length_of_the_step_obeys_all_rows(build):
     )
 
 
-@pytest.mark.parametrize(("updates", "microbatch_tokens"), [(40, 16_384), (8, 30)])
+@pytest.mark.parametrize(
+    ("updates", "microbatch_tokens"), [pytest.param(40, 16_384, marks=pytest.mark.long), (8, 30)]
+)
 def test_every_accepted_step_keeps_the_exact_kl_and_most_are_accepted(
     build, updates, microbatch_tokens
 ):

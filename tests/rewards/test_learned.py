@@ -180,6 +180,7 @@ def test_a_resumed_run_keeps_its_scale_and_ends_in_the_same_bits(learned_config,
         assert (whole.run / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
 
 
+@pytest.mark.long
 def test_a_resumed_run_takes_its_scale_from_the_checkpoint(learned_config, monkeypatch):
     first = tether.train(changed(learned_config, train__iterations=1))
     kept = json.loads((first.run / "checkpoints/000001/state.json").read_text())["reward_scale"]

@@ -174,6 +174,7 @@ def test_the_process_takes_weights_samples_and_says_how_it_failed(fake):
         engine.generate([GenerationRequest([13], 2, 1.0, 0)])
 
 
+@pytest.mark.long
 def test_a_model_that_vllm_refuses_is_one_sentence_and_leaves_no_process(fake):
     engine = vllm.VllmProcess(vllm.Settings((256,), 9, 10**8, 1))
     with pytest.raises(UserError, match="does not start with this model: ValueError: no room for"):

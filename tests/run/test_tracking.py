@@ -219,6 +219,7 @@ def test_a_resumed_run_goes_on_in_the_same_tracker_run_and_doubles_no_step(track
     assert json.loads(position.read_text())["key"] == key
 
 
+@pytest.mark.long
 def test_a_run_that_was_resumed_is_one_curve_in_tensorboard(tiny_config):
     config = changed(tiny_config, run__trackers=["tensorboard"], train__checkpoint_every=1)
     run = tether.train(config, reward=distinct_letters).run
@@ -229,6 +230,7 @@ def test_a_run_that_was_resumed_is_one_curve_in_tensorboard(tiny_config):
     assert tracker_events(run) == []
 
 
+@pytest.mark.long
 def test_trackers_may_change_when_a_run_is_resumed(tiny_config):
     run = tether.train(tiny_config, reward=distinct_letters).run
     changes = {"train.iterations": 3, "run.trackers": ["tensorboard"]}
@@ -342,6 +344,7 @@ def test_a_tracker_that_hangs_is_ended_by_the_kernel_once_its_run_is_gone():
     assert process.wait(10) == -signal.SIGALRM
 
 
+@pytest.mark.long
 def test_a_second_reader_waits_until_the_first_has_ended(recorded):
     first = follower(recorded)
     position = recorded / "trackers" / "tensorboard" / "position.json"
@@ -457,6 +460,7 @@ def test_a_tracker_that_cannot_be_started_is_an_event_too(tiny_config, monkeypat
     assert "could not be started: No such file or directory" in message
 
 
+@pytest.mark.long
 def test_the_command_ends_with_0_and_says_what_failed(fake_wandb, tiny_config, tmp_path):
     fake_wandb(at_log="raise OSError('server is gone')")
     config = validate_config(changed(tiny_config, run__trackers=["wandb"]))

@@ -216,6 +216,7 @@ AFTER = {
 }
 
 
+@pytest.mark.long
 def test_a_finished_pipeline_is_refused_replaced_or_left_as_asked(small, tmp_path):
     first = api.rlhf(small)
     kept = bits(first.run)

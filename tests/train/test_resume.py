@@ -80,6 +80,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(config, stopped, tmp_path):
     assert result.after == whole.after
 
 
+@pytest.mark.long
 def test_in_bfloat16_a_run_and_a_resumed_one_have_the_same_bits(config, tmp_path):
     """Until it is stopped, the second is another run of the same config."""
     coarse = changed(config, model__compute="bfloat16")

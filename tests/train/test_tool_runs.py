@@ -202,6 +202,7 @@ def test_a_corpus_with_broken_lines_is_named_in_events(tiny_config, tmp_path):
         run(tiny_config, tmp_path, "again", **fields)
 
 
+@pytest.mark.long
 def test_a_changed_corpus_is_another_run(tiny_config, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"contents": "one"}\n')
@@ -217,6 +218,7 @@ def test_a_changed_corpus_is_another_run(tiny_config, tmp_path):
         api.resume(directory, {"train.iterations": 2})
 
 
+@pytest.mark.long
 def test_generate_goes_on_with_the_tools_of_its_run(config, tmp_path):
     directory = run(config, tmp_path, train__iterations=1)["directory"]
     texts = api.generate("1+1=?", str(directory), samples=8, temperature=1.0, trust_run=True)
