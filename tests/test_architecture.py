@@ -24,7 +24,7 @@ TIERS = [
     {"planning"},
     {"train"},
     {"stages"},
-    {"explain", "api", "view"},
+    {"explain", "api", "plots", "view"},
     {"cli"},
     {"__init__", "__main__"},
 ]
@@ -38,6 +38,7 @@ ALLOWED = {
     "config": {"run"} | FOR_ALL,  # a run's config.yaml is a recipe too
     "dist": {"types", "config"} | FOR_ALL,
     "run": {"types"} | FOR_ALL,
+    "plots": {"types", "run"} | FOR_ALL,  # draws the files on disk
     "view": {"types", "config", "algo", "run"} | FOR_ALL,  # draws the files on disk
     "algo": {"types", "config"} | FOR_ALL,  # pure maths; of config the sections that name a loss
 }

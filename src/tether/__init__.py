@@ -1,8 +1,9 @@
 """tether: PPO post-training for language models, with every number in view.
 
 `tether.train(config, reward=fn)`, `tether.evaluate` and `tether.generate` are what the commands
-call; `tether.sft` and `tether.reward_model` are the two stages before. `help(tether.train)` says
-more. What they need is imported on first use, so that `import tether` costs nothing.
+call; `tether.start` is `train` step by step; `tether.sft` and `tether.reward_model` are the two
+stages before. `help(tether.train)` says more. What they need is imported on first use, so that
+`import tether` costs nothing.
 """
 
 import sys
@@ -16,6 +17,8 @@ __all__ = [
     "TokenRewards",
     "TurnRewards",
     "check",
+    "diff",
+    "doctor",
     "evaluate",
     "export",
     "generate",
@@ -23,6 +26,7 @@ __all__ = [
     "resume",
     "reward_model",
     "sft",
+    "start",
     "trace",
     "train",
 ]
@@ -31,12 +35,15 @@ if TYPE_CHECKING:
     from tether.api import (
         ConfigLike,
         check,
+        diff,
+        doctor,
         evaluate,
         export,
         generate,
         resume,
         reward_model,
         sft,
+        start,
         trace,
     )
     from tether.config import Config
@@ -46,7 +53,7 @@ if TYPE_CHECKING:
     from tether.train.training import Result
     from tether.train.watch import Watcher
 
-_ROOMS = ("api", "config", "errors")
+_ROOMS = ("algo", "api", "config", "errors", "plots")
 
 
 def train(

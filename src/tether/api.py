@@ -21,7 +21,7 @@ from tether.data.chat_templates import fix_date
 from tether.data.messages import render_prompt
 from tether.data.prompts import OnProgress
 from tether.errors import UserError
-from tether.explain.trace import trace_prompt
+from tether.explain.trace import Trace, trace_prompt
 from tether.explain.trace_setup import is_ppo_run
 from tether.models.loading import load_causal_lm
 from tether.models.vocabulary import Vocabulary, load_vocabulary
@@ -38,7 +38,10 @@ from tether.rollout.openai import OpenAIEngine
 from tether.rollout.sampler import Draw, Greedy
 from tether.rollout.tools.build import build_episode_source
 from tether.run.checkpoint_store import latest_checkpoint
+from tether.run.compare import Comparison, compare_runs
 from tether.run.directory import CONFIG, RECIPE, RUNS, is_pipeline, is_run, refuse_taken
+from tether.run.doctor.diagnosis import examine
+from tether.run.doctor.findings import Diagnosis
 from tether.run.reader import find_runs
 from tether.run.trust import SECTIONS, refuse_untrusted
 from tether.stages.reward_model import reward_model_job
@@ -49,7 +52,8 @@ from tether.train.checkpoint import load_learnt_part, load_plain_actor
 from tether.train.export import export_run
 from tether.train.fingerprint import refuse_lost_reward
 from tether.train.ppo import PPOJob
-from tether.train.session import start
+from tether.train.session import start as start_session
+from tether.train.stepping import Run
 from tether.train.training import Result
 from tether.train.watch import Watcher
 from tether.types import CUT_OFF, Prompts
@@ -71,7 +75,30 @@ def train(
     """
     config, watch = as_config(config), watch or Watcher[Evaluation]()
     _refuse_unnamed_resume(config.run.dir, resume)
-    return start(PPOJob(config, reward), watch, resume, allow_changed)
+    return start_session(PPOJob(config, reward), watch, resume, allow_changed)
+
+
+def start(
+    config: ConfigLike,
+    reward: Reward | None = None,
+    watch: Watcher[Evaluation] | None = None,
+    resume: bool = False,
+    allow_changed: bool = False,
+) -> Run:
+    """Open a run to be stepped: `for iteration in run:`.
+
+    It is the run that `train` makes, byte for byte; between two iterations it waits for the caller.
+    The arguments are those of `train`.
+
+    >>> run = tether.start("arithmetic", reward=lambda response: -len(response))
+    >>> for iteration in run:
+    ...     print(iteration.number, iteration.metrics["score/mean"], iteration.responses[0])
+    ...     if iteration.metrics["kl/sequence_mean"] > 2:
+    ...         run.stop()
+    """
+    config = as_config(config)
+    _refuse_unnamed_resume(config.run.dir, resume)
+    return Run(PPOJob(config, reward), watch or Watcher[Evaluation](), resume, allow_changed)
 
 
 def resume(
@@ -301,6 +328,19 @@ def export(
     return export_run(run, config, directory)
 
 
+def diff(left: str | os.PathLike[str], right: str | os.PathLike[str]) -> Comparison:
+    """Put two runs side by side: settings that differ, metrics, held-out scores."""
+    for run in (left, right):
+        if not Path(run).is_dir():
+            raise UserError(f"{run} is not a folder; name a run, `tether runs` lists them.")
+    return compare_runs(Path(left), Path(right))
+
+
+def doctor(run: str | os.PathLike[str]) -> Diagnosis:
+    """Say what is wrong with a run and what to change, as `tether doctor` does."""
+    return examine(Path(run))
+
+
 def model_path(model: str) -> str | Path:
     """Where the weights are: a run's newest checkpoint, or the name itself."""
     return latest_checkpoint(Path(model)) / "actor" if is_run(Path(model)) else model
@@ -321,9 +361,10 @@ def trace(
     overrides: Mapping[str, Any] | None = None,
     reward: Reward | None = None,
     trust_run: bool = False,
-) -> dict[str, Any]:
+) -> Trace:
     """One prompt through every stage, as `tether trace` sends it; keys: `explain/trace.py`.
 
+    The record is a dict, which a notebook shows as tables.
     With `trust_run`, Python files and addresses that a run's config names are used.
     """
     return trace_prompt(pick_model(model), prompt, response, columns, overrides, reward, trust_run)
@@ -338,7 +379,7 @@ def sft(
     """Train on demonstrations as `tether sft` does."""
     config = config if isinstance(config, SFTConfig) else validate_config(config, SFTConfig)
     _refuse_unnamed_resume(config.run.dir, resume)
-    return start(sft_job(config), watch or Watcher(), resume, allow_changed)
+    return start_session(sft_job(config), watch or Watcher(), resume, allow_changed)
 
 
 def reward_model(
@@ -351,7 +392,7 @@ def reward_model(
     if not isinstance(config, RewardModelConfig):
         config = validate_config(config, RewardModelConfig)
     _refuse_unnamed_resume(config.run.dir, resume)
-    return start(reward_model_job(config), watch or Watcher(), resume, allow_changed)
+    return start_session(reward_model_job(config), watch or Watcher(), resume, allow_changed)
 
 
 def rlhf(

@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tether.support import html
+
 # stop: the episode was over before an EOS. length: it reached max_response_tokens. truncated: its
 # environment cut it off.
 FinishReason = Literal["eos", "stop", "length", "truncated"]
@@ -204,6 +206,21 @@ class Experience:
             if f.name != "sequences"
         }
         return Experience(sequences=sequences, **cut)
+
+    def _repr_html_(self) -> str:
+        """Show shape, mean and range of every tensor, over the tokens that count."""
+        mask, table = self.response_mask, [["tensor", "shape", "mean", "lowest", "highest"]]
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, x in tensors.items():
+            if not isinstance(x, Tensor) or name == "response_mask":
+                continue
+            cells = x[mask] if x.shape == mask.shape else x
+            cells = cells.double()
+            numbers = [cells.mean(), cells.min(), cells.max()] if cells.numel() else []
+            told = [html.number(float(n)) for n in numbers] or ["–"] * 3
+            table.append([name, "×".join(map(str, x.shape)), *told])
+        head = f"{len(self)} rows; {int(mask.sum())} tokens count"
+        return html.paragraph(head) + html.table(table)
 
 
 @dataclass(frozen=True)

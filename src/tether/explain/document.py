@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tether.explain.words import Language
+from tether.support import html
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,20 @@ def to_html(sections: Sequence[Section], language: Language) -> str:
         f"<title>{escape(head.title)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{text}\n</main>\n</body>\n</html>\n"
     )
+
+
+def to_fragment(sections: Sequence[Section]) -> str:
+    """Render sections as part of a page, as a notebook shows an object."""
+    found = []
+    for section in sections:
+        found.append(f"<h4>{escape(section.title)}</h4>")
+        for block in section.blocks:
+            found.append(
+                html.paragraph(block)
+                if isinstance(block, str)
+                else html.table(block.rows, block.numbers_from)
+            )
+    return "".join(found)
 
 
 def _block(block: str | Table) -> str:

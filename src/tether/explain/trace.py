@@ -48,6 +48,7 @@ from tether.algo.advantages import gae
 from tether.config import Config
 from tether.config.load import merge_overrides, validate_config
 from tether.errors import RunStopped, UserError
+from tether.explain.document import to_fragment
 from tether.explain.objective import is_surrogate, objective, whole_batch
 from tether.explain.trace_setup import (
     GivenFirst,
@@ -57,6 +58,7 @@ from tether.explain.trace_setup import (
     find_subject,
     restore,
 )
+from tether.explain.trace_text import tell
 from tether.ppo.iteration import run_iteration
 from tether.ppo.result import Outcome
 from tether.ppo.roles import Roles, build_roles
@@ -109,7 +111,7 @@ def trace_prompt(
     overrides: Mapping[str, Any] | None = None,
     reward: Reward | None = None,
     trust_run: bool = False,
-) -> dict[str, Any]:
+) -> "Trace":
     """Run one iteration on this prompt and return its record (see the module's docstring)."""
     if not prompt.strip():
         raise UserError("The prompt is empty; write something to respond to.")
@@ -145,7 +147,14 @@ def trace_prompt(
         **measured,
         "printed": _printed(roles),
     }
-    return {**record, "notes": find_notes(record, subject)}
+    return Trace({**record, "notes": find_notes(record, subject)})
+
+
+class Trace(dict[str, Any]):
+    """The record of a trace: plain data, which a notebook shows in sections."""
+
+    def _repr_html_(self) -> str:
+        return to_fragment(tell(self, "en", explain=True))
 
 
 def _printed(roles: Roles) -> str:

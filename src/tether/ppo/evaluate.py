@@ -25,6 +25,7 @@ from tether.run.directory import EVALS
 from tether.run.metrics import Event
 from tether.run.reader import read_lines
 from tether.run.writer import shown_columns
+from tether.support import html
 from tether.types import Prompts, Rollout, Scores
 
 Z95 = 1.959964  # the standard normal's 97.5% point
@@ -55,6 +56,13 @@ class Estimate:
             raise TypeError("the mean is not a number")
         return found
 
+    def __str__(self) -> str:
+        """Return the mean with its interval: of 0/1 scores as percentages."""
+        low, mean, high = (
+            f"{x:.1%}" if self.binary else f"{x:.3f}" for x in (self.low, self.mean, self.high)
+        )
+        return f"{mean} ({low} – {high})" if self.has_interval else mean
+
     def apart_from(self, other: "Estimate") -> bool:
         """Return whether the two intervals do not overlap."""
         return self.low > other.high or other.low > self.high
@@ -75,6 +83,15 @@ class Evaluation:
     def record(self) -> dict[str, Any]:
         """Return the line of evals.jsonl; the responses go into a file of their own."""
         return asdict(replace(self, responses=[]), dict_factory=_without_responses)
+
+    def summary(self) -> dict[str, str]:
+        """Return the scores and the KL as texts, for a table."""
+        found = {"sampled": str(self.sampled), "greedy": str(self.greedy)}
+        return found if self.kl is None else {**found, "KL": f"{self.kl:.3f}"}
+
+    def _repr_html_(self) -> str:
+        rows = [["held-out", f"after {self.iteration} iterations"], *self.summary().items()]
+        return html.table(rows)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":

@@ -1,5 +1,6 @@
 """The rows that rollouts/NNNNNN.jsonl holds of an iteration: every number of every token."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, cast
@@ -15,8 +16,11 @@ from tether.run.columns import WRITTEN
 from tether.run.writer import shortest_floats, shown_columns
 
 
-def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> list[dict[str, Any]]:
-    """Return at most `run.rollouts_rows` rows, each with the columns of `run/columns.py`."""
+def rollout_rows(
+    outcome: Outcome, vocabulary: Vocabulary, config: Config, rows: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """Return rows with the columns of `run/columns.py`: those asked for, or the ones that a file
+    holds, at most `run.rollouts_rows`."""
     e, rollout, moments = outcome.experience, outcome.rollout, outcome.moments
     per_token = {
         column.name: _tensor(outcome, column.name)
@@ -28,8 +32,10 @@ def rollout_rows(outcome: Outcome, vocabulary: Vocabulary, config: Config) -> li
         "variance": _number(moments.variance),
         "count": int(moments.count),
     }
+    if rows is None:
+        rows = logged_rows(len(e), config.rollout.samples_per_prompt, config.run.rollouts_rows)
     records = []
-    for row in logged_rows(len(e), config.rollout.samples_per_prompt, config.run.rollouts_rows):
+    for row in rows:
         length = int(rollout.response_lengths[row])
         prompt_start = rollout.prompt_ids.shape[1] - int(rollout.prompt_lengths[row])
         response_ids = rollout.response_ids[row, :length].tolist()

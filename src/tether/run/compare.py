@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.run.doctor.evidence import Evidence, Point, is_number, read_evidence
+from tether.support import html
 
 # What decides whether two scores mean the same.
 TASK = ("data.train", "data.heldout", "data.system_prompt", "reward.", "rollout.tools",
@@ -47,6 +48,13 @@ class Interval:
     high: float | None
     binary: bool
 
+    def __str__(self) -> str:
+        """Return the mean with its interval: of 0/1 scores as percentages."""
+        known = [x for x in (self.mean, self.low, self.high) if x is not None]
+        mean, *bounds = (f"{x:.1%}" if self.binary else f"{x:.3f}" for x in known)
+        interval = f" ({bounds[0]} – {bounds[1]})" if len(bounds) == 2 else ""
+        return f"{mean}{interval} at {self.iteration}"
+
     def apart_from(self, other: "Interval") -> bool:
         """Return whether the intervals do not overlap; False where one has no bounds."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
@@ -74,6 +82,36 @@ class Comparison:
     heldout: Mapping[str, tuple[HeldOut | None, HeldOut | None]]  # by "sampled" and "greedy"
     other_task: Sequence[str] = field(default_factory=list)  # fields by which the tasks differ
     notes: Sequence[str] = field(default_factory=list)
+
+    def _repr_html_(self) -> str:
+        left, right = self.left, self.right
+        found = [html.paragraph(note) for note in self.notes]
+        if self.other_task:
+            fields = ", ".join(self.other_task)
+            said = f"The tasks differ ({fields}): scores of one are not scores of the other."
+            found.insert(0, html.paragraph(said))
+        if self.config:
+            rows = [[d.field, d.left or "–", d.right or "–"] for d in self.config]
+            found.append(html.table([["setting", left, right], *rows], numbers_from=3))
+        else:
+            found.append(html.paragraph("The settings are the same, or could not be read."))
+        if self.metrics:
+            rows = [[m.name, _last(m.left), _last(m.right)] for m in self.metrics]
+            found.append(html.table([["metric, last", left, right], *rows]))
+        held = [
+            [f"{kind}, last", *("–" if h is None else str(h.last) for h in pair)]
+            for kind, pair in self.heldout.items()
+            if pair != (None, None)
+        ]
+        if held:
+            found.append(html.table([["held-out", left, right], *held]))
+        else:
+            found.append(html.paragraph("Neither run was evaluated on held-out prompts."))
+        return "".join(found)
+
+
+def _last(point: Point | None) -> str:
+    return "–" if point is None else f"{point.value:.4g} at {point.iteration}"
 
 
 def compare_runs(left: Path, right: Path) -> Comparison:

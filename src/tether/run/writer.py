@@ -185,6 +185,11 @@ def note_interrupt(
     writer.events(iterations_done, [Event("interrupted", message)])
 
 
+def note_stop(writer: RunWriter | NoWriter, iterations_done: int, iterations: int) -> None:
+    message = f"by its caller after {iterations_done} of {iterations} iterations; all saved"
+    writer.events(iterations_done, [Event("interrupted", message)])
+
+
 def cut_back(run: Path, iterations_done: int) -> None:
     """Cut the run's files back to what they were after so many iterations: later lines and rollouts
     go, and so does what a kill left half written. Events stay: they did happen.

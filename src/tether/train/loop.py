@@ -2,16 +2,19 @@
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Generic
 
+from tether.dist.collectives import any_process
 from tether.dist.interrupt import Dropped, Interrupt
 from tether.dist.world import world
 from tether.errors import RunStopped
 from tether.run.directory import EVENTS, REWARD_LOG
 from tether.run.metrics import Event
 from tether.run.tracking.manager import Trackers
-from tether.run.writer import NoWriter, RunWriter, note_end, note_interrupt
+from tether.run.writer import NoWriter, RunWriter, note_end, note_interrupt, note_stop
 from tether.train.checkpoint import Progress, save_checkpoint
 from tether.train.fingerprint import Inputs
 from tether.train.training import E, Iterated, Result, Training, is_due
@@ -21,7 +24,11 @@ MAX_ITERATIONS_WITHOUT_PROGRESS = 3  # in a row, and the run stops: it would onl
 
 
 class Loop(Generic[E]):
-    """One attempt at a run, from `progress` to the last iteration or a signal."""
+    """One attempt at a run, from `progress` to the last iteration or a signal.
+
+    `run` goes to the end. A caller that looks at each iteration takes them from `steps`, inside
+    `tracked`, and enters `interrupt` while it waits for the next one.
+    """
 
     def __init__(
         self,
@@ -38,38 +45,45 @@ class Loop(Generic[E]):
         self.inputs = inputs  # hashes of the files that the run is made from
         self.began_at = progress.iterations_done
         self.train_seconds = 0.0
+        self.stop_asked = False  # by the caller: end after the iteration that was done last
         self.interrupt = Interrupt()
         trackers = training.config.run.trackers if world().is_first else []
         self.trackers = Trackers(writer.directory, trackers)
 
     def run(self) -> Result[E]:
         """Evaluate, save and iterate in turn. A signal ends it, with the state saved."""
-        with self._tracked(), self.interrupt, self._noting_the_end():
+        with self.tracked(), self.interrupt:
+            # Keeps no item: the tensors of an iteration are freed before the next one.
+            deque(self.steps(), maxlen=0)
+        return self.result()
+
+    def steps(self) -> Iterator[Iterated]:
+        """Yield every iteration once its lines are written; evaluate and save in between."""
+        with self._noting_the_end():
             try:
                 self._check()
                 while self._between_iterations():
-                    self._iterate()
+                    yield self._iterate()
             except Dropped:
                 pass
             except RunStopped as stop:
                 self._leave_word(stop)
                 raise
             if self.interrupt.signal is not None:
-                self._save()
-        return self._result()
+                self.save()
 
     def _between_iterations(self) -> bool:
         """Evaluate and save where due; return whether another iteration follows."""
         done, train = self.progress.iterations_done, self.training.config.train
-        last = done >= self.training.iterations
+        last = done >= self.training.iterations or any_process(self.stop_asked)
         if last or done == 0 or is_due(done, train.eval_every):
-            self._evaluate()
+            self.evaluate()
         if last or (done > 0 and is_due(done, train.checkpoint_every)):
-            self._save()
+            self.save()
         self.interrupt.agree()
         return not last and self.interrupt.signal is None
 
-    def _iterate(self) -> None:
+    def _iterate(self) -> Iterated:
         """Do one iteration, write its lines, and move the run's position past it."""
         now, began = self.progress, time.perf_counter()
         with self.interrupt.droppable():
@@ -87,6 +101,7 @@ class Loop(Generic[E]):
                 f"learning rates or look at events.jsonl; the weights are those of iteration "
                 f"{self.progress.iterations_done - MAX_ITERATIONS_WITHOUT_PROGRESS}."
             )
+        return iterated
 
     def _write(self, iterated: Iterated) -> None:
         record, writer = iterated.record, self.writer
@@ -99,7 +114,7 @@ class Loop(Generic[E]):
         self._warn([*iterated.notices, *self.trackers.ended()])
         self.watch.iterated(record)
 
-    def _evaluate(self) -> None:
+    def evaluate(self) -> None:
         """Evaluate, unless there are no held-out rows or an earlier attempt did it with the same
         weights."""
         done, rows = self.progress.iterations_done, self.training.heldout_rows
@@ -113,9 +128,10 @@ class Loop(Generic[E]):
         self.watch.evaluated(evaluated.found)
         self.evaluations[done] = evaluated.found
 
-    def _save(self) -> None:
+    def save(self) -> Path:
+        """Write a checkpoint of where the run stands; one that is there already is kept."""
         self.writer.sync()
-        save_checkpoint(self.writer.directory, self.progress, self.training, self.inputs)
+        return save_checkpoint(self.writer.directory, self.progress, self.training, self.inputs)
 
     def _check(self) -> None:
         for warning in self.training.ablations():
@@ -134,11 +150,14 @@ class Loop(Generic[E]):
         except Exception as error:
             note_end(self.writer, self.progress.iterations_done, error)
             raise
+        done = self.progress.iterations_done
         if self.interrupt.signal is not None:
-            note_interrupt(self.writer, self.progress.iterations_done, self.interrupt.signal)
+            note_interrupt(self.writer, done, self.interrupt.signal)
+        elif done < self.training.iterations:
+            note_stop(self.writer, done, self.training.iterations)
 
     @contextlib.contextmanager
-    def _tracked(self) -> Iterator[None]:
+    def tracked(self) -> Iterator[None]:
         """Run the trackers' processes meanwhile."""
         self._warn(self.trackers.start())
         try:
@@ -162,7 +181,7 @@ class Loop(Generic[E]):
         for event in events:
             self.watch.warned(event.message)
 
-    def _result(self) -> Result[E]:
+    def result(self) -> Result[E]:
         done = self.progress.iterations_done
         return Result(
             run=self.writer.directory,

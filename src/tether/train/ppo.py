@@ -239,6 +239,7 @@ class PPOTraining:
             prompts_sha256=prompts_digest(drawn),
             notices=self.noise.read(metrics),
             no_progress=_reason(outcome) if outcome.no_progress else None,
+            outcome=outcome,
         )
 
     def _sample(self, outcome: Outcome) -> Sample:

@@ -44,17 +44,28 @@ def start(
     `run.dir` goes on from its newest whole checkpoint."""
     if job.on_ray:
         return job.start_on_ray(watch, resume, allow_changed)
-    with ExitStack() as held:  # lock, processes, models, files: released in the reverse order
-        held.enter_context(process_group(job))
-        run = job.config.run.dir
-        if not (resume and run is not None and on_first_process(lambda: is_run(run))):
-            return start_new(job, watch, held).run()
-        held.enter_context(_locked(run))
-        job = job.dated(job.config.data.date or on_first_process(lambda: recorded_day(run)))
-        found = on_first_process(lambda: find_start(run, job))
-        if found.finished:
-            return _finished(run, found.progress.iterations_done, job)
-        return resume_run(run, found, job, watch, allow_changed, held).run()
+    with ExitStack() as held:
+        found = open_run(job, watch, resume, allow_changed, held)
+        return found.run() if isinstance(found, Loop) else found
+
+
+def open_run(
+    job: Job[E], watch: Watcher[E], resume: bool, allow_changed: bool, held: ExitStack
+) -> Loop[E] | Result[E]:
+    """Return the loop over a run's iterations, or the result of a run that is finished.
+
+    `held` gets the processes, lock, models and files, to be released in the reverse order.
+    """
+    held.enter_context(process_group(job))
+    run = job.config.run.dir
+    if not (resume and run is not None and on_first_process(lambda: is_run(run))):
+        return start_new(job, watch, held)
+    held.enter_context(_locked(run))
+    job = job.dated(job.config.data.date or on_first_process(lambda: recorded_day(run)))
+    found = on_first_process(lambda: find_start(run, job))
+    if found.finished:
+        return _finished(run, found.progress.iterations_done, job)
+    return resume_run(run, found, job, watch, allow_changed, held)
 
 
 @contextmanager

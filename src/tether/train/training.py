@@ -18,9 +18,13 @@ from tether.config import Config, LaunchSection
 from tether.config.stages import RewardModelConfig, SFTConfig
 from tether.data.prompts import OnProgress
 from tether.dist.interrupt import Interrupt
+from tether.ppo.evaluate import Evaluation
+from tether.ppo.result import Outcome
 from tether.ppo.scoring import Trial
 from tether.run.directory import CHECKPOINTS
 from tether.run.metrics import Event
+from tether.run.rows import Row, read_rows
+from tether.support import html
 from tether.train.watch import IterationRecord, Watcher
 
 AnyConfig = Config | SFTConfig | RewardModelConfig
@@ -37,6 +41,7 @@ class Iterated:
     prompts_sha256: str | None = None  # of the prompts' token ids, which a resume compares
     notices: Sequence[Event] = ()  # signs that nothing can be learnt any more
     no_progress: str | None = None  # why no step was taken: numbers that were not finite
+    outcome: Outcome | None = None  # its tensors, in PPO
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,30 @@ class Result(Generic[E_co]):
     def checkpoint(self) -> Path:
         """The newest one: a run that ends or is interrupted saves its state."""
         return self.run / CHECKPOINTS / f"{self.iterations_done:06d}"
+
+    def rows(self, iteration: int | None = None) -> Sequence[Row]:
+        """Read the rows that the run holds of an iteration; by default of its newest."""
+        return read_rows(self.run, iteration)
+
+    def _repr_html_(self) -> str:
+        told = f"{self.iterations_done} iterations, {self.train_seconds:.0f} s of training"
+        if self.interrupted is not None:
+            told += f", stopped by {self.interrupted.name}"
+        before, after = (_summary(found) for found in (self.before, self.after))
+        names = dict.fromkeys([*before, *after])
+        rows = [[name, before.get(name, "–"), after.get(name, "–")] for name in names]
+        table = html.table([["held-out", "before", "after"], *rows]) if rows else ""
+        return html.paragraph(f"{told}; everything is in {self.run}") + table
+
+
+def _summary(evaluation: object) -> dict[str, str]:
+    """Return what an evaluation of any kind found, as texts."""
+    if isinstance(evaluation, Evaluation):
+        return evaluation.summary()
+    if isinstance(evaluation, Mapping):  # of SFT or a reward model
+        numbers = {k: v for k, v in evaluation.items() if isinstance(v, int | float)}
+        return {str(k): html.number(v) for k, v in numbers.items() if k != "iteration"}
+    return {}
 
 
 @runtime_checkable
