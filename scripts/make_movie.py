@@ -36,11 +36,11 @@ font:14px/1.45 'DejaVu Sans Mono',monospace;padding:14px 18px"><pre style="margi
 Frame = tuple[Image.Image, int]  # and for how many milliseconds it is shown
 
 
-def train(run: Path) -> list[str]:
-    """Train a short run and return what it printed."""
+def train(folder: Path) -> list[str]:
+    """Train a short run as runs/arithmetic-001 of a folder and return what it printed."""
     options = [str(word) for pair in SHORT.items() for word in pair]
-    command = [sys.executable, "-m", "tether", "train", *options, "--run.dir", str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "tether", "train", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
@@ -93,24 +93,27 @@ def page_frames(browser: Browser, run: Path) -> list[Frame]:
 
 
 def stacked(page: Page, beta: float) -> Image.Image:
-    """Move beta, then put prompt and response, the tokens and the slider over one another."""
-    slider = page.locator(".whatif input[type=range]").first
-    slider.evaluate(
+    """Move beta, then put prompt and response, the tokens and the slider over one another.
+
+    The number beside the slider may be larger than the slider's end.
+    """
+    field = page.locator(".whatif .slider input[type=number]").first
+    field.evaluate(
         "(e, x) => { e.value = x; e.dispatchEvent(new Event('input')) }",
         str(beta),
     )
     page.wait_for_timeout(1500)
     texts = page.locator(".texts").bounding_box()
     chips = page.locator(".card:has(.chips)").bounding_box()
-    field = page.locator(".whatif .slider").first.bounding_box()
+    slider = page.locator(".whatif .slider").first.bounding_box()
     low = page.locator(".chips").bounding_box()
-    if not (texts and chips and field and low):
+    if not (texts and chips and slider and low):
         raise SystemExit("The page does not show a row with tokens and a slider.")
     whole = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
     parts = [
         whole.crop((0, int(texts["y"]), WIDTH, int(texts["y"] + min(texts["height"], 140)))),
         whole.crop((0, int(chips["y"]), WIDTH, int(low["y"] + low["height"] + 8))),
-        whole.crop((0, int(field["y"] - 6), WIDTH, int(field["y"] + field["height"] + 6))),
+        whole.crop((0, int(slider["y"] - 6), WIDTH, int(slider["y"] + slider["height"] + 6))),
     ]
     frame = Image.new("RGB", (WIDTH, HEIGHT), "#16181b")
     top = 6
@@ -141,8 +144,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TARGET)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        run = arguments.run or Path(folder) / "sums"
-        lines = arguments.log.read_text().splitlines() if arguments.log else train(run)
+        run = arguments.run or Path(folder) / "runs" / "arithmetic-001"
+        lines = arguments.log.read_text().splitlines() if arguments.log else train(Path(folder))
         chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         frames = terminal_frames(browser, lines) + page_frames(browser, run)

@@ -4,6 +4,7 @@
     python scripts/measure_doctor.py --runs out/doctor --paste           the count, on seeds 0 1 2
 
 A run that is already in the folder is not made again, so that other thresholds cost nothing.
+`--make-only --portion 4` trains four that are missing and ends, for a machine that others share.
 With the seeds of the count, exits 1 below 33 of 36 named or 28 of 30 silent.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -67,6 +69,15 @@ def ones(response: str) -> float:
     return response.count("1") / 16
 
 
+def alike(response: str) -> float:
+    """Pay for one character over and over."""
+    return max(map(response.count, response), default=0) / 16
+
+
+def first_digit(response: str, answer: str) -> float:
+    return float(response[:1] == answer[:1])
+
+
 def hundred(response: str, answer: str) -> float:
     return 100.0 * (response == answer)
 
@@ -99,13 +110,19 @@ TROUBLES: dict[str, tuple[str, dict[str, Any], Reward | None]] = {
     ),
     "beta 5": ("kl_stuck", {"kl.in_reward.coef": 5.0}, None),
     "random model, learning rate 1e-2, no KL": (
-        "entropy_collapse",
+        "clip_fraction",
         {**RANDOM, "actor.lr": 1e-2, "kl.in_reward.coef": 0.0},
         letters,
     ),
+    "random model, paid for one character": (
+        "entropy_collapse",
+        {**RANDOM, "actor.lr": 1e-2, "kl.in_reward.coef": 0.0, "train.iterations": 40},
+        alike,
+    ),
     "reward: minus the characters": (
         "one_length",
-        {"actor.lr": 1.5e-3, "kl.in_reward.coef": 1e-6, "data.heldout": None},
+        {"actor.lr": 1.5e-3, "kl.in_reward.coef": 1e-6, "data.heldout": None,
+         "train.iterations": 24},
         shorter,
     ),
     "prompts known or impossible, grpo": (
@@ -115,7 +132,7 @@ TROUBLES: dict[str, tuple[str, dict[str, Any], Reward | None]] = {
     ),
     "reward of 0 or 100": ("critic_explains_nothing", {}, hundred),
     "learning rate 2e-3, 4 epochs, no KL": (
-        "clip_fraction",
+        "policy_jumped",
         {"actor.lr": 2e-3, "actor.epochs": 4, "kl.in_reward.coef": 0.0},
         None,
     ),
@@ -143,13 +160,12 @@ TROUBLES: dict[str, tuple[str, dict[str, Any], Reward | None]] = {
     ),
     "sampler keeps its first weights": ("sampler_mismatch", {}, None),
     "learning rate 1e-8": ("learning_rate_too_low", {"actor.lr": 1e-8}, None),
-    "eight prompts, whose answers are wrong": (
+    "16 prompts, all paid for a first 9": (
         "heldout_falls",
-        {"data.train": "wrong.jsonl", "rollout.prompts": 8, "rollout.samples_per_prompt": 4,
-         "kl.in_reward.coef": 0.0, "actor.lr": 1e-3},
-        None,
+        {"data.train": "nines.jsonl", "data.heldout": "tether:arithmetic/heldout.jsonl",
+         "kl.in_reward.coef": 0.0, "actor.lr": 1e-3, "train.eval_prompts": 96},
+        first_digit,
     ),
-    "entropy bonus 0.1": ("policy_jumped", {"actor.entropy_coef": 0.1}, None),
     "a reward that raises on some rows": ("unscorable_rows", {}, fragile),
 }  # fmt: skip
 
@@ -201,18 +217,22 @@ def write_inputs(folder: Path) -> None:
         )  # fmt: skip
         LlamaForCausalLM(config).save_pretrained(folder / "random-model")
         tokenizer.save_pretrained(folder / "random-model")
-    easy = [(f"{a}+{b}=?", str(a + b)) for a in range(1, 9) for b in range(1, 9)]
-    hard = [(f"{a}+{b}=?", "none") for a in range(11, 19) for b in range(11, 19)]
-    wrong = [(f"{a}+{a + 3}=?", str(a)) for a in range(30, 38)]
-    for name, rows in (("known-or-impossible.jsonl", easy + hard), ("wrong.jsonl", wrong)):
+    easy = [(f"{a}+{b}=?", str(a + b)) for a in range(1, 6) for b in range(1, 5)]
+    hard = [(f"{a}+{b}=?", "none") for a in range(11, 16) for b in range(11, 15)]
+    nines = [(f"{a}+{b}=?", "9") for a in (41, 50) for b in range(41, 49)]
+    for name, rows in (("known-or-impossible.jsonl", easy + hard), ("nines.jsonl", nines)):
         lines = [json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in rows]
         (folder / name).write_text("".join(lines), encoding="utf-8")
+
+
+def place(folder: Path, kind: str, name: str, seed: int) -> Path:
+    return folder / kind / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
 
 
 def make(folder: Path, kind: str, name: str, seed: int) -> Path:
     """Train the run of that name, unless it is there."""
     changes, reward = HEALTHY[name] if kind == "healthy" else TROUBLES[name][1:]
-    run = folder / kind / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
+    run = place(folder, kind, name, seed)
     if (run / "done").is_file():
         return run
     shutil.rmtree(run, ignore_errors=True)
@@ -262,15 +282,24 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("out/doctor"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(COUNTED_SEEDS))
     parser.add_argument("--make-only", action="store_true", help="train the runs, read none")
+    parser.add_argument("--portion", type=int, default=10**6, help="of runs, by --make-only")
     parser.add_argument("--paste", action="store_true", help="put the tables into docs/doctor.md")
     given = parser.parse_args()
     folder = given.runs.resolve()
     write_inputs(folder)
     if given.make_only:
-        for seed in given.seeds:
-            for kind, names in (("trouble", TROUBLES), ("healthy", HEALTHY)):
-                for name in names:
-                    make(folder, kind, name, seed)
+        wanted = [
+            (kind, name, seed)
+            for seed in given.seeds
+            for kind, names in (("trouble", TROUBLES), ("healthy", HEALTHY))
+            for name in names
+        ]
+        missing = [run for run in wanted if not (place(folder, *run) / "done").is_file()]
+        for run in missing[: given.portion]:
+            began = time.perf_counter()
+            make(folder, *run)
+            print(*run, f"{time.perf_counter() - began:.0f} s", flush=True)
+        print(f"{max(0, len(missing) - given.portion)} runs are still to be made")
         return
     lines, named, made, silent, healthy = count(folder, given.seeds)
     seeds = ", ".join(map(str, given.seeds))

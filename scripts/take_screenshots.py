@@ -1,8 +1,9 @@
 """The pictures of docs/view.md: the page over a folder of runs, as Chromium draws it.
 
-    python scripts/take_screenshots.py runs [--out docs/figures]
+    python scripts/take_screenshots.py [runs] [--out docs/figures]
 
-The folder should hold a finished run with rows and, for the overlay, one or two more.
+The folder should hold a finished run with rows and, for the overlay, one or two more. Without one,
+two short runs are trained, minutes each.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,23 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 DESK, PHONE = (1280, 900), (360, 760)
+
+
+def train(folder: Path) -> Path:
+    """Train two runs that differ in beta, and return their folder."""
+    for beta in ("0.1", "0.01"):
+        options = {
+            "--run.dir": folder / f"beta-{beta}",
+            "--run.rollouts_every": 2,
+            "--kl.in_reward.coef": beta,
+            "--rollout.prompts": 48,
+            "--train.iterations": 12,
+            "--train.eval_every": 6,
+            "--train.eval_prompts": 100,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        subprocess.run([sys.executable, "-m", "tether", "train", *words], check=True)
+    return folder
 
 
 @contextmanager
@@ -64,10 +83,14 @@ def open_page(browser: Browser, size: tuple[int, int], language: str, theme: str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("runs", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))
     arguments = parser.parse_args()
-    with served(arguments.runs) as address, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served(arguments.runs or train(Path(folder))) as address,
+        sync_playwright() as playwright,
+    ):
         runs, run, iteration, row = choose_run(address)
         rows = f"#/run/{run}/iteration/{iteration}"
         token = f"{rows}/row/{row}"

@@ -29,7 +29,7 @@ LONGEST_SHARE = 0.9  # of rollout.max_response_tokens
 ENDED_AT_FIRST = 0.5  # share of responses; with fewer at the start, the trouble is truncation
 MAX_ZERO_SPREAD = 0.9  # share of groups
 LEAST_EXPLAINED = 0.05  # explained variance of a critic that is of use
-MAX_VALUE_GAP = 0.6  # between mean value and mean reward, in spreads of the score
+MAX_VALUE_GAP = 1.0  # between mean value and mean reward, in spreads of the score
 WORSE_THAN_NOTHING = -0.5  # explained variance
 MAX_CLIP_FRACTION = 0.15
 MAX_APPROX_KL = 0.25  # nats per token that one iteration may move, for long
@@ -87,7 +87,7 @@ def kl_stuck(e: Evidence) -> Found:
 
 def entropy_collapse(e: Evidence) -> Found:
     entropy = e.series("actor/entropy")
-    began = start(entropy)
+    began = statistics.median(p.value for p in entropy[:3])  # it may be gone within a quarter
     if began < LEAST_ENTROPY or end(entropy) > COLLAPSED_ENTROPY * began:
         return ()
     return (change("actor/entropy", entropy), change("score/mean", e.series("score/mean")))
@@ -112,7 +112,9 @@ def one_length(e: Evidence) -> Found:
 def zero_spread(e: Evidence) -> Found:
     alike = e.series("advantage/zero_spread_share")
     spread = e.series("score/std")
-    if end(alike) < MAX_ZERO_SPREAD or end(spread) == 0:  # all alike is another rule
+    late = alike[len(alike) // 2 :]  # one iteration has few groups
+    share = statistics.fmean(p.value for p in late)
+    if share < MAX_ZERO_SPREAD or end(spread) == 0:  # all alike is another rule
         return ()
     return (change("advantage/zero_spread_share", alike), Reading("score/mean", last_score(e)))
 
