@@ -108,7 +108,7 @@ def main() -> None:
             ("groups", f"{rows}?show=groups", DESK, "en", "light", ".group", None),
             ("pictures", f"{rows}?show=pictures", DESK, "en", "light", ".heat .hm", None),
             ("heldout", f"#/run/{run}/heldout", DESK, "en", "light", "tbody tr", None),
-            ("row", token, DESK, "en", "light", ".js-plotly-plot", None),
+            ("row", token, DESK, "en", "light", ".whatif td.after", None),
             (
                 "whatif",
                 f"{token}?kl.in_reward.coef=0.1",
@@ -118,8 +118,8 @@ def main() -> None:
                 "td.differs",
                 ".whatif",
             ),
-            ("row-zh", token, DESK, "zh", "dark", ".js-plotly-plot", None),
-            ("phone", token, PHONE, "en", "light", ".js-plotly-plot", ".chips"),
+            ("row-zh", token, DESK, "zh", "dark", ".whatif td.after", None),
+            ("phone", token, PHONE, "en", "light", ".chips", ".chips"),
         ]
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]

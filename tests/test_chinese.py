@@ -164,3 +164,26 @@ def test_a_mixed_text_is_found_out():
     assert strays("价值模型学得慢", roles=True) == ["价值模型: write Critic"]
     assert crowded("每个token") == ["个token"]
     assert crowded("Actor学习率") == ["Actor学"]
+
+
+TRANSLATED = ["running.md", "troubleshooting.md", "search.md"]
+
+
+def code_blocks(page: str) -> list[str]:
+    return re.findall(r"^```\w*\n.*?^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def figures(page: str) -> set[str]:
+    """The numbers of a page's tables."""
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    return set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?%?", "\n".join(rows)))
+
+
+@table("name", TRANSLATED)
+def test_a_translated_page_has_the_code_the_figures_and_the_sections_of_the_english_one(name):
+    english = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    chinese = (ROOT / "docs" / "zh" / name).read_text(encoding="utf-8")
+    assert code_blocks(chinese) == code_blocks(english)
+    assert figures(chinese) == figures(english)
+    assert chinese.count("\n## ") == english.count("\n## ")
+    assert f"(zh/{name})" in english
