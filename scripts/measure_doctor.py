@@ -4,7 +4,7 @@
     python scripts/measure_doctor.py --runs out/doctor --paste           the count, on seeds 0 1 2
 
 A run that is already in the folder is not made again, so that other thresholds cost nothing.
-`--make-only --portion 4` trains four that are missing and ends, for a machine that others share.
+`--make-only --seconds 150` begins no run after that time, for a machine that others share.
 With the seeds of the count, exits 1 below 33 of 36 named or 28 of 30 silent.
 """
 
@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("out/doctor"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(COUNTED_SEEDS))
     parser.add_argument("--make-only", action="store_true", help="train the runs, read none")
-    parser.add_argument("--portion", type=int, default=10**6, help="of runs, by --make-only")
+    parser.add_argument("--seconds", type=float, default=1e9, help="with --make-only")
     parser.add_argument("--paste", action="store_true", help="put the tables into docs/doctor.md")
     given = parser.parse_args()
     folder = given.runs.resolve()
@@ -295,11 +295,12 @@ def main() -> None:
             for name in names
         ]
         missing = [run for run in wanted if not (place(folder, *run) / "done").is_file()]
-        for run in missing[: given.portion]:
-            began = time.perf_counter()
+        started = time.perf_counter()
+        while missing and time.perf_counter() - started < given.seconds:
+            began, run = time.perf_counter(), missing.pop(0)
             make(folder, *run)
             print(*run, f"{time.perf_counter() - began:.0f} s", flush=True)
-        print(f"{max(0, len(missing) - given.portion)} runs are still to be made")
+        print(f"{len(missing)} runs are still to be made")
         return
     lines, named, made, silent, healthy = count(folder, given.seeds)
     seeds = ", ".join(map(str, given.seeds))
