@@ -18,18 +18,21 @@ from tether.config import Config, RolloutSection
 from tether.config.load import load_config, read_recipe, validate_config
 from tether.config.stages import PipelineConfig, RewardModelConfig, SFTConfig
 from tether.data.chat_templates import fix_date
-from tether.data.messages import render_prompt
+from tether.data.messages import render_prompt, without_chat_template
+from tether.data.probe import read_probe
 from tether.data.prompts import OnProgress
 from tether.errors import UserError
 from tether.explain.trace import Trace, trace_prompt
 from tether.explain.trace_setup import is_ppo_run
 from tether.models.loading import load_causal_lm
+from tether.models.policy import Policy
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.planning.plan import Plan
 from tether.planning.preview import preview
 from tether.ppo.evaluate import Evaluation, build_endpoint_evaluation
 from tether.ppo.evaluate import evaluate as evaluate_roles
 from tether.ppo.evaluate import evaluate_endpoint as evaluate_at_endpoint
+from tether.ppo.probe import ProbeResult, run_probe
 from tether.ppo.roles import build_roles, pick_device
 from tether.ppo.scoring import response_texts
 from tether.rewards.functions import Reward
@@ -59,6 +62,7 @@ from tether.train.watch import Watcher
 from tether.types import CUT_OFF, Prompts
 
 MAX_TOKENS = 64  # of a response, where nobody says
+PROBE_TOKENS = 4096  # of a probe's forward pass
 ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
 
 
@@ -213,6 +217,14 @@ def evaluate_endpoint(
         here.reward.close()
 
 
+def probe(model: str, folder: str = "tether:probe", trust_run: bool = False) -> ProbeResult:
+    """Ask a run's newest actor, or a model, what a probe's files hold: facts, text, questions."""
+    questions = read_probe(folder)
+    network, vocabulary = load_plain(model, trust_run)
+    fix_date(vocabulary.tokenizer, _recorded_day(model))
+    return run_probe(questions, Policy(network.eval(), 1.0, PROBE_TOKENS), vocabulary)
+
+
 class Talker:
     """A loaded model that answers prompts."""
 
@@ -231,6 +243,9 @@ class Talker:
         usual = settings.max_response_tokens if settings.is_multi_turn else MAX_TOKENS
         self.max_tokens = max_tokens or usual
         self.system_prompt = system_prompt
+        self.tokenizer = self.vocabulary.tokenizer
+        if _recorded_data(model).get("chat_template") is False:  # as the run read its prompts
+            self.tokenizer = without_chat_template(self.tokenizer)
 
     def respond(
         self, prompt: str, samples: int = 1, temperature: float = 0.0, seed: int = 0
@@ -238,7 +253,7 @@ class Talker:
         """Responses and whether each ended by itself; temperature 0 is greedy."""
         if not prompt.strip():
             raise UserError("The prompt is empty; write something to respond to.")
-        ids = render_prompt(self.vocabulary.tokenizer, prompt, self.system_prompt)
+        ids = render_prompt(self.tokenizer, prompt, self.system_prompt)
         if not ids:
             raise UserError("The prompt has no tokens: the model's tokenizer drops all of it.")
         context = getattr(self.model.config, "max_position_embeddings", None)
@@ -259,10 +274,15 @@ class Talker:
 
 def _recorded_day(model: str) -> datetime.date | None:
     """Return the day that a run's chat template was told, if it asked for one."""
-    data = read_recipe(Path(model) / CONFIG).get("data") if is_run(Path(model)) else None
     with contextlib.suppress(ValueError):
-        return datetime.date.fromisoformat(str(data.get("date") if data else ""))
+        return datetime.date.fromisoformat(str(_recorded_data(model).get("date")))
     return None
+
+
+def _recorded_data(model: str) -> Mapping[str, Any]:
+    """Return the section `data` of a run's config; of another model, nothing."""
+    data = read_recipe(Path(model) / CONFIG).get("data") if is_run(Path(model)) else None
+    return data if isinstance(data, dict) else {}
 
 
 def _rollout_settings(model: str, trust_run: bool) -> RolloutSection:

@@ -207,3 +207,47 @@ def test_numbers_and_lists_are_right_answers_where_rewards_run(rule, answer):
     rows = [{"response": r, "answer": answer, "finished": True, "prompt": "?"} for r in "23"]
     assert [verdict.score for verdict in scorer.score(rows)] == [1.0, 0.0]
     scorer.close()
+
+
+@table(
+    ("response", "compound"),
+    [  # the numbers of VADER's own README
+        ("VADER is smart, handsome, and funny.", 0.8316),
+        ("VADER is smart, handsome, and funny!", 0.8439),
+        ("VADER is not smart, handsome, nor funny.", -0.7424),
+        ("The book was good.", 0.4404),
+        ("At least it isn't a horrible book.", 0.431),
+        ("Today only kinda sux! But I'll get by, lol", 0.5249),
+        ("", 0.0),
+    ],
+)
+def test_sentiment_is_the_lexicons_compound_score(response, compound):
+    assert RULES["sentiment"](response) == pytest.approx(compound, abs=5e-5)
+
+
+@table(
+    ("response", "words", "share"),
+    [
+        ("great great great", 2, 1 / 2),  # two runs, one of them new
+        ("Great! great, GREAT", 1, 2 / 3),
+        ("the cat saw the cat", 2, 1 / 4),  # the cat, cat saw, saw the, the cat
+        ("the cat saw the dog", 2, 0.0),
+        ("a", 2, 0.0),
+        ("", 1, 0.0),
+        ("don't don’t don't", 1, 1 / 3),
+    ],
+)
+def test_repetition_is_the_share_of_runs_that_stood_there_before(response, words, share):
+    assert RULES["repetition"](response, words=words) == pytest.approx(share)
+
+
+def test_sentiment_without_its_package_names_the_extra(monkeypatch):
+    monkeypatch.setattr("tether.rewards.rules.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"vaderSentiment.*\.\[sentiment\]"):
+        check_constants("sentiment", {})
+
+
+def test_repetition_needs_a_positive_number_of_words():
+    for words in (0, True, "two"):
+        with pytest.raises(UserError, match="1 or more for words"):
+            check_constants("repetition", {"words": words})

@@ -16,7 +16,7 @@ from rich.progress import (
 from rich.text import Text
 
 from tether.cli.doctor import closing_line
-from tether.cli.terminal import ReadingLines, printable, score_text, sparkline, table
+from tether.cli.terminal import ReadingLines, printable, probe_table, score_text, sparkline, table
 from tether.config import Config
 from tether.dist.environment import launched_rank
 from tether.ppo.evaluate import Evaluation
@@ -152,6 +152,10 @@ class Display(Watcher[Evaluation]):
         if result.before is not None and result.after is not None and result.iterations_done:
             self.console.print()
             self.console.print(results_table(result.before, result.after), markup=False)
+            before, after = result.before.probe, result.after.probe
+            if before is not None and after is not None:
+                shown = probe_table({"before": before, "after": after})
+                self.console.print(f"\n{shown}", markup=False)
             self.console.print()
         if len(self.curves["score"]) > 1:
             self._say(f"curves     {self.drawn_curves()}")

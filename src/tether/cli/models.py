@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tether.cli.field_options import TrustRun, one_word, parse_words
-from tether.cli.terminal import printable, score_text, table
+from tether.cli.terminal import printable, probe_table, score_text, table
 from tether.errors import UserError
 
 if TYPE_CHECKING:
@@ -122,6 +122,37 @@ def _lines() -> Iterator[str]:
             return
         if line.strip():
             yield line.rstrip("\n")
+
+
+def probe(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL [MODEL]", help="A run or a model; two are compared."),
+    ],
+    folder: Annotated[
+        str, typer.Option("--probe", help="Folder with facts.jsonl, text.jsonl, questions.jsonl.")
+    ] = "tether:probe",
+    trust_run: TrustRun = False,
+) -> None:
+    """Measure what a model knows beside its task.
+
+    Facts by the likelihood of their choices, perplexity of plain text, greedy answers. With two
+    models, how far the second is from the first.
+    """
+    from tether import api
+    from tether.data.probe import read_probe
+
+    if len(models) > 2:
+        raise UserError(f"tether probe takes one model or two, not {len(models)}.")
+    questions = read_probe(folder).questions
+    found = [api.probe(model, folder, trust_run) for model in models]
+    names = ["value"] if len(models) == 1 else ["before", "after"]
+    print(probe_table(dict(zip(names, found, strict=True))))
+    for number, question in enumerate(questions):
+        print(f"\n  {printable(question)}")
+        for name, result in zip(names, found, strict=True):
+            label = f"{name}: " if len(models) > 1 else ""
+            print(f"    {label}{printable(result.answers[number])}")
 
 
 def export(

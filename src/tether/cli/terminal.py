@@ -6,11 +6,15 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tether.errors import UserError
 from tether.explain.document import Section, Table
+
+if TYPE_CHECKING:
+    from tether.ppo.probe import ProbeResult
 
 READING_SECONDS = 5.0  # between two lines about a long file
 
@@ -24,6 +28,33 @@ def printable(text: str) -> str:
 def score_text(score: float, binary: bool) -> str:
     """Format a mean of 0/1 scores as a percentage, any other as a number."""
     return f"{score:.1%}" if binary else f"{score:.3f}"
+
+
+def probe_table(found: "Mapping[str, ProbeResult]") -> str:
+    """Return a probe's numbers by model; of two models, also how they differ, item by item."""
+    rows = [["probe", *(part for name in found for part in (name, "95% interval"))]]
+    results = list(found.values())
+    kinds = {
+        "facts": ([r.facts() for r in results if r.right], "{:.1%}"),
+        "perplexity": ([r.perplexity() for r in results if r.nats], "{:.2f}"),
+    }
+    for kind, (values, form) in kinds.items():
+        cells = [
+            cell
+            for x in values
+            for cell in (form.format(x.mean), f"{form.format(x.low)} – {form.format(x.high)}")
+        ]
+        rows += [[kind, *cells]] if cells else []
+    lines = [table(rows)]
+    if len(results) == 2 and results[0].right:
+        x = results[1].facts_gained(results[0])
+        lines.append(
+            f"  facts: {100 * x.mean:+.1f} points ({100 * x.low:+.1f} to {100 * x.high:+.1f})"
+        )
+    if len(results) == 2 and results[0].nats:
+        x = results[1].perplexity_ratio(results[0])
+        lines.append(f"  perplexity: x {x.mean:.3f} ({x.low:.3f} to {x.high:.3f})")
+    return "\n".join(lines)
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"

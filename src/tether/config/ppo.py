@@ -185,6 +185,15 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _probe_has_evaluations(self) -> Config:
+        if self.train.probe is not None and self.data.heldout is None:
+            raise ValueError(
+                "train.probe is run with the held-out evaluations, and data.heldout is not set; "
+                "set it, or leave the probe to `tether probe`"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_have_rows(self) -> Config:
         if self.advantage.traits.by_group and self.rollout.samples_per_prompt < 2:
             raise ValueError(

@@ -182,6 +182,8 @@ class DataSection(Section):
     """second names for columns: {name that the reward asks for: column, or column.field}"""
     system_prompt: str | None = None
     """a system turn before every prompt that has none; needs a chat template"""
+    chat_template: bool = True
+    """put prompts into the model's chat template; false: plain text, which the model continues"""
     date: datetime.date | None = None
     """the date that a chat template is told, YYYY-MM-DD; default: the day the run starts"""
     max_prompt_tokens: PositiveInt = 512
@@ -190,6 +192,14 @@ class DataSection(Section):
     """a new order in each pass over the data; false: file order"""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """what to do with a malformed row: stop before training, or skip it; both name its line"""
+
+    @model_validator(mode="after")
+    def _plain_text_has_no_system_turn(self) -> DataSection:
+        if self.system_prompt is not None and not self.chat_template:
+            raise ValueError(
+                "system_prompt needs the chat template, and chat_template is false; leave one out"
+            )
+        return self
 
     def files(self, split: Literal["train", "heldout"]) -> list[DataFile]:
         """Return the files of a split; a path alone is a list of one."""
@@ -206,6 +216,8 @@ class TrainSection(Section):
     """evaluate every so many iterations, besides before and after; 0 = never"""
     eval_prompts: PositiveInt = 512
     """held-out prompts per evaluation, from the top of the file"""
+    probe: str | None = None
+    """folder of a probe that is run with the first and the last evaluation; tether:probe ships"""
     checkpoint_every: NonNegativeInt = 10
     """save every so many iterations, besides at the end and on a signal; 0 = never"""
     keep_last: PositiveInt = 2
@@ -324,6 +336,7 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
     put(found, "start")  # of a recipe of several stages
     put(model, "actor", "reference", "critic", "start")
     put(data, "train", "heldout")
+    put(found.get("train"), "probe")
     for file in [*items(data, "train"), *items(data, "heldout")]:
         put(file, "path")
     put(rollout, "environment", change=kind)

@@ -72,6 +72,13 @@ def check_text(what: str, text: str) -> None:
         raise BadRow(f"{what} holds half a surrogate pair, which is not text.")
 
 
+def without_chat_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that reads prompts as plain text; the one given keeps its template."""
+    plain = copy.copy(tokenizer)
+    plain.chat_template = None
+    return plain
+
+
 def prompt_text(prompt: Prompt) -> str:
     """Return a prompt for people: the only message's content, or role and content of each."""
     if isinstance(prompt, str):

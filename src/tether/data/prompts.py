@@ -25,6 +25,7 @@ from tether.data.messages import (
     render_prompt,
     require_columns,
     reward_columns,
+    without_chat_template,
 )
 from tether.errors import UserError
 from tether.types import Prompts
@@ -198,6 +199,8 @@ def load_prompts(
     model's positions leave for a prompt. `reading` is called with the progress.
     """
     files = [DataFile(path=files)] if isinstance(files, str) else files
+    if not data.chat_template:
+        tokenizer = without_chat_template(tokenizer)
     check = _RowCheck(data, tokenizer, columns, context)
     found, sizes, broken = Prompts([], [], [], [], [], []), [], []
     for file in files:

@@ -12,6 +12,7 @@ from tether.data.batching import join
 from tether.data.prompts import PromptSet, load_prompts
 from tether.errors import UserError
 from tether.models.vocabulary import Vocabulary, load_vocabulary_without_model
+from tether.ppo.probe import ProbeResult
 from tether.ppo.result import call_events, calls_made, refuse_failing_tools
 from tether.ppo.roles import Roles, build_scorer, pick_device
 from tether.ppo.scoring import ScoringContext, response_texts, score_record, score_responses
@@ -77,12 +78,14 @@ class Evaluation:
     sampled: Estimate
     kl: float | None  # mean KL to the reference of a sampled response, in nats
     calls: float | None = None  # of tools that a sampled response made; None without tools
+    probe: ProbeResult | None = None  # of `train.probe`, before and after a run
     # One object per prompt with both responses; empty in an evaluation read from a file.
     responses: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:
         """Return the line of evals.jsonl; the responses go into a file of their own."""
-        return asdict(replace(self, responses=[]), dict_factory=_without_responses)
+        line = asdict(replace(self, responses=[]), dict_factory=_without_responses)
+        return line if self.probe else {k: v for k, v in line.items() if k != "probe"}
 
     def summary(self) -> dict[str, str]:
         """Return the scores and the KL as texts, for a table."""
@@ -97,7 +100,8 @@ class Evaluation:
     def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":
         """Return the evaluation of a line of evals.jsonl."""
         greedy, sampled = (Estimate.from_record(record[name]) for name in ("greedy", "sampled"))
-        return cls(record["iteration"], greedy, sampled, record["kl"], record.get("calls"))
+        probe = ProbeResult.from_record(record["probe"]) if "probe" in record else None
+        return cls(record["iteration"], greedy, sampled, record["kl"], record.get("calls"), probe)
 
 
 def read_evaluations(run: Path) -> list[Evaluation]:

@@ -7,6 +7,8 @@ import string
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 from tether.errors import UserError
@@ -172,6 +174,28 @@ def follows_format(
     return float(whole is not None and all(response.count(mark) == 1 for mark in marks))
 
 
+def sentiment(response: str) -> float:
+    """Return the compound score of the VADER lexicon, from -1 (bad) to 1 (good); 0 for a text
+    without a word of feeling (Hutto & Gilbert 2014)."""
+    return float(_vader().polarity_scores(response)["compound"])
+
+
+@cache
+def _vader() -> Any:
+    """Read the lexicon once per process."""
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+    return SentimentIntensityAnalyzer()
+
+
+def repetition(response: str, words: int = 2) -> float:
+    """Return the share of the response's runs of `words` words that stood in it before, ignoring
+    case and punctuation: 0 for a text that never repeats itself. Give it a negative weight."""
+    spoken = re.findall(r"\w+(?:['’]\w+)*", response.casefold())
+    runs = [tuple(spoken[i : i + words]) for i in range(len(spoken) - words + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
 RULES: dict[str, Callable[..., float]] = {
     "exact_answer": exact_answer,
     "exact_match": exact_match,
@@ -180,6 +204,8 @@ RULES: dict[str, Callable[..., float]] = {
     "regex": regex,
     "length": length,
     "format": follows_format,
+    "sentiment": sentiment,
+    "repetition": repetition,
     "search_answer": search_answer,
     "search_format": search_format,
     "search_retrieval": search_retrieval,
@@ -192,6 +218,14 @@ def check_constants(kind: str, arguments: Mapping[str, Any]) -> None:
         raise UserError("The rule format needs either `tags` or `pattern` in its arguments.")
     if kind == "format" and not _is_names(arguments.get("tags", ["any"])):
         raise UserError("The rule format needs `tags` as a list of names: [think, answer].")
+    if kind == "sentiment" and find_spec("vaderSentiment") is None:
+        raise UserError(
+            "The rule sentiment needs the package vaderSentiment, the extra `sentiment`: "
+            "pip install '.[sentiment]' in the checkout."
+        )
+    words = arguments.get("words", 1) if kind == "repetition" else 1
+    if isinstance(words, bool) or not isinstance(words, int) or words < 1:
+        raise UserError(f"The rule repetition needs 1 or more for words, not {words!r}.")
     pattern = arguments.get("pattern") if kind in ("regex", "format") else None
     try:
         re.compile("" if pattern is None else pattern)
@@ -210,6 +244,8 @@ def warm_up(kind: str) -> None:
 
         # It warns on every row that its time limit is off; reward.log is for the user's prints.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
+    if kind == "sentiment":
+        _vader()
 
 
 def last_number(text: str) -> Decimal | None:

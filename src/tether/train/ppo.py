@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tether import assets
 from tether.config import Config, LaunchSection, OwnTool, SearchTool
+from tether.data.probe import read_probe
 from tether.data.prompts import OnProgress
 from tether.dist.interrupt import Interrupt
 from tether.dist.world import world
@@ -20,6 +21,7 @@ from tether.ppo.evaluate import Evaluation, evaluate, read_evaluations
 from tether.ppo.iteration import run_iteration
 from tether.ppo.optimizer import schedule_factor, warmup_factor
 from tether.ppo.pretrain import Pretrained, pretrain_critic
+from tether.ppo.probe import run_probe
 from tether.ppo.result import Outcome, first_controls
 from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
@@ -151,6 +153,7 @@ class PPOTraining:
         self.pretrained: Pretrained | None = None  # where critic.pretrain asks for it
         self.noise = NoiseNotice()
         self.plan = make_plan(config, roles)
+        self.probe = None if config.train.probe is None else read_probe(config.train.probe)
 
     @property
     def iterations(self) -> int:
@@ -256,6 +259,9 @@ class PPOTraining:
         assert self.roles.heldout_prompts is not None
         prompts = self.roles.heldout_prompts.first(self.config.train.eval_prompts)
         evaluation, events = evaluate(iterations_done, prompts, self.roles, self.config)
+        if self.probe is not None and iterations_done in (0, self.iterations):
+            found = run_probe(self.probe, self.roles.actor, self.roles.vocabulary)
+            evaluation = replace(evaluation, probe=found)
         return Evaluated(evaluation, evaluation.record(), evaluation.responses, events)
 
     def learning_modules(self) -> dict[str, nn.Module]:
