@@ -1,4 +1,4 @@
-"""The prompts of the recipe `sentiment`: writes assets/sentiment/{train,heldout}.jsonl."""
+"""The prompts of the recipes `sentiment` and `instructions`: writes assets/NAME/*.jsonl."""
 
 import json
 import random
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tether.tasks.instructions import draw_instructions
 from tether.tasks.sentiment import draw_openings
 
 ASSETS = Path(__file__).parent.parent / "src" / "tether" / "assets"
@@ -24,6 +25,16 @@ def main() -> None:
     for split, num in (("train", 480), ("heldout", 116)):
         openings = draw_openings(split, num, rng)
         write(ASSETS / "sentiment" / f"{split}.jsonl", (opening.row() for opening in openings))
+    rng = random.Random(SEED)
+    rows = [one.row("train") for one in draw_instructions(rng, "train", 800)]
+    write(ASSETS / "instructions" / "train.jsonl", rows)
+    heldout = [
+        one.row(part)
+        for part in ("topics", "compositions", "kinds")
+        for one in draw_instructions(rng, part, 60)
+    ]
+    rng.shuffle(heldout)
+    write(ASSETS / "instructions" / "heldout.jsonl", heldout)
 
 
 if __name__ == "__main__":

@@ -602,5 +602,5 @@ def test_a_stage_does_not_learn_in_bfloat16(schema):
 def test_what_needs_the_chat_template_or_held_out_prompts_is_refused_without_them():
     with pytest.raises(UserError, match="system_prompt needs the chat template"):
         validate_config(changed(SMALL, data__system_prompt="Be brief.", data__chat_template=False))
-    with pytest.raises(UserError, match="train.probe is run with the held-out evaluations"):
+    with pytest.raises(UserError, match=r"train\.probe is run with the held-out evaluations"):
         validate_config(changed(SMALL, train__probe="tether:probe"))

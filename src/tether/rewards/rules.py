@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tether.errors import UserError
+from tether.rewards.constraints import all_constraints, constraints
 
 Answer = str | int | float
 Answers = Answer | Sequence[Answer]
@@ -206,6 +207,8 @@ RULES: dict[str, Callable[..., float]] = {
     "format": follows_format,
     "sentiment": sentiment,
     "repetition": repetition,
+    "constraints": constraints,
+    "all_constraints": all_constraints,
     "search_answer": search_answer,
     "search_format": search_format,
     "search_retrieval": search_retrieval,
