@@ -92,6 +92,7 @@ RUNS = {
         "critic__pretrain": {"prompts": 4, "max_epochs": 1},
         "train__iterations": 2,
     },
+    "dynamic": {"advantage__estimator": "grpo", "rollout__dynamic_sampling": {"max_rounds": 2}},
     "shared trunk": {"critic": {"shared_trunk": True}},
     "corrected": {"rollout__correction": {"kind": "sequence"}},
     "tools": {

@@ -48,6 +48,17 @@ class Prompts:
             }
         )
 
+    def select(self, rows: list[int]) -> "Prompts":
+        """Select rows by number."""
+        return Prompts(**{f.name: [getattr(self, f.name)[i] for i in rows] for f in fields(self)})
+
+    @classmethod
+    def concat(cls, parts: "list[Prompts]") -> "Prompts":
+        """Put prompts one after the other."""
+        return cls(
+            **{f.name: [x for part in parts for x in getattr(part, f.name)] for f in fields(cls)}
+        )
+
     def every(self, samples: int) -> "Prompts":
         """Take the first of each `samples` neighbours: from rows back to prompts."""
         return Prompts(**{f.name: getattr(self, f.name)[::samples] for f in fields(self)})
@@ -89,6 +100,18 @@ class Rollout:
         """Mark the rows that were cut off, by max_response_tokens or by their environment."""
         flags = [reason in CUT_OFF for reason in self.finish_reasons]
         return torch.tensor(flags, dtype=torch.bool, device=self.response_ids.device)
+
+    def select(self, rows: Int[Tensor, " some"]) -> "Rollout":
+        """Select rows; their padding stays."""
+        numbers = rows.tolist()
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(
+            self,
+            **{name: x[rows] for name, x in tensors.items() if isinstance(x, Tensor)},
+            finish_reasons=tuple(self.finish_reasons[row] for row in numbers),
+            calls=tuple(self.calls[row] for row in numbers) if self.calls else (),
+            turn_rewards=tuple(self.turn_rewards[r] for r in numbers) if self.turn_rewards else (),
+        )
 
 
 @dataclass(frozen=True)
@@ -151,6 +174,18 @@ class Scores:
     extras: dict[int, dict[str, Any]] = field(default_factory=dict)  # by row: further results
     # The tokens that the scores belong to; each row sums to its value. None: all to the last one.
     token_values: Float[Tensor, "rows response"] | None = None
+
+    def select(self, rows: Int[Tensor, " some"]) -> "Scores":
+        """Select rows."""
+        extras = {i: self.extras[row] for i, row in enumerate(rows.tolist()) if row in self.extras}
+        return Scores(
+            self.values[rows],
+            self.usable[rows],
+            self.scored[rows],
+            {name: values[rows] for name, values in self.parts.items()},
+            extras,
+            None if self.token_values is None else self.token_values[rows],
+        )
 
     def without(self, rows: Bool[Tensor, " rows"]) -> "Scores":
         """Return a copy in which these rows are neither scored nor usable."""

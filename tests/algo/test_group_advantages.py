@@ -2,12 +2,16 @@
 
 import pytest
 import torch
-from helpers import table
+from helpers import f64, table
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tether.algo import advantages
 from tether.algo.advantages import (
     AdvantageInputs,
+    WeightedReward,
     estimate_advantages,
+    gdpo,
     remax,
     reward_to_go,
     rloo,
@@ -26,7 +30,8 @@ REWARDS[torch.arange(6), torch.tensor(LENGTHS) - 1] = SCORES
 def rows(estimator, rewards=REWARDS, scores=SCORES, mask=MASK):
     """The advantage of each row, which must stand on all its tokens and nowhere else."""
     nothing, no_rows = torch.zeros_like(rewards), torch.zeros_like(scores)
-    inputs = AdvantageInputs(rewards, nothing, no_rows, scores, no_rows, mask, samples=3)
+    one_part = [WeightedReward(1.0, scores)]
+    inputs = AdvantageInputs(rewards, nothing, no_rows, scores, no_rows, mask, 3, one_part)
     found = estimate_advantages(AdvantageSection(estimator=estimator), inputs)
     first = found[:, 0]
     assert torch.equal(found, torch.where(mask, first[:, None], 0.0))
@@ -126,3 +131,46 @@ def test_padding_does_not_change_the_last_bit():
 
 def test_every_estimator_of_the_config_has_a_function_and_no_other_name_has():
     assert list(advantages.ESTIMATORS) == list(ESTIMATORS)
+
+
+def parts_of(*pairs) -> list[WeightedReward]:
+    return [WeightedReward(weight, f64(values)) for weight, values in pairs]
+
+
+def test_gdpo_by_hand():
+    """Two prompts of two rows. Rewards 0, 1, 0, 1 of weight 1 are -+1/sqrt 2 in both groups, and
+    10, 30, 5, 5 of weight 2 are -+2/sqrt 2 in the first and 0 in the second. Their sums are -+3 and
+    -+1 in units of 1/sqrt 2, whose standard deviation over four rows is sqrt(20/3)."""
+    parts = parts_of((1.0, [0.0, 1, 0, 1]), (2.0, [10.0, 30, 5, 5]))
+    mask = torch.ones(4, 2, dtype=torch.bool)
+    found = gdpo(parts, mask, samples=2)
+    scale = (20 / 3) ** 0.5
+    expected = [-3 / scale, 3 / scale, -1 / scale, 1 / scale]
+    assert found[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert torch.equal(found[:, 0], found[:, 1])
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=6, max_size=6),
+    st.lists(st.sampled_from([0.0, 1.0, 3.0]), min_size=6, max_size=6),
+    st.floats(0.1, 5),
+    st.floats(0.5, 20),
+    st.floats(-10, 10),
+)
+def test_gdpo_does_not_see_a_rewards_own_scale_and_shift(one, other, weight, scale, shift):
+    """The reason for it: a reward in cents or in dollars weighs the same."""
+    mask = torch.ones(6, 1, dtype=torch.bool)
+    found = gdpo(parts_of((1.0, one), (weight, other)), mask, samples=3)
+    moved = [scale * x + shift for x in other]
+    again = gdpo(parts_of((1.0, one), (weight, moved)), mask, samples=3)
+    torch.testing.assert_close(found, again, rtol=1e-4, atol=1e-4)
+    assert float(found.sum()) == pytest.approx(0, abs=1e-5)
+
+
+def test_gdpo_leaves_rows_without_a_token_out_and_is_0_where_nothing_differs():
+    mask = torch.tensor([[True], [True], [False], [True], [True], [True]])
+    parts = parts_of((1.0, [0.0, 1, 99, 2, 2, 2]), (1.0, [1.0, 1, -99, 3, 3, 3]))
+    found = gdpo(parts, mask, samples=3)[:, 0].tolist()
+    assert found[2:] == [0, 0, 0, 0]
+    assert found[0] == pytest.approx(-found[1])
+    assert found[1] > 0

@@ -14,16 +14,20 @@ from helpers import f64, table
 
 from tether.algo.advantages import (
     AdvantageInputs,
+    WeightedReward,
     critic_returns,
     estimate_advantages,
     gae,
+    gdpo,
     grpo,
     minus_group_mean,
+    overlong_penalty,
     place_scores,
     policy_lambda,
     reward_to_go,
     rloo,
     shape_rewards,
+    zero_spread,
 )
 from tether.algo.importance import correction_weights, mismatch
 from tether.algo.kl import adaptive_beta, estimate_kl, k1, k3
@@ -51,6 +55,8 @@ SOURCES = {
     "nemo grpo": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_grpo.py",
     "nemo utils": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_utils.py",
     "nemo losses": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_loss_functions.py",
+    "nemo rewards": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_reward_functions.py",
+    "trl rewards": "huggingface/trl f2cd577 tests/test_rewards.py",
     "openrlhf": "OpenRLHF/OpenRLHF 3c3be62 tests/test_loss_aggregation.py",
     "slime policy": "THUDM/slime 624b824 tests/test_policy_loss.py",
     "slime cispo": "THUDM/slime 624b824 tests/test_cispo_loss.py",
@@ -788,6 +794,57 @@ def test_a_token_weighs_the_same_in_every_microbatch_on_purpose(
     assert published != pytest.approx(ours)
 
 
+# --- overlong shaping, and groups that are dropped ----------------------------------------------
+
+OVERLONG = [
+    # longest response, buffer, factor, lengths, scores, shaped scores
+    ("nemo rewards test_reward_shaping_no_penalties", 25, 5, 1.0, [10, 15, 18], [1.0, 0.5, 0.8],
+     [1.0, 0.5, 0.8]),
+    ("nemo rewards test_reward_shaping_with_penalties", 25, 5, 0.5, [10, 22, 25], [1.0, 0.8, 0.6],
+     [1.0, 0.6, 0.1]),
+    ("nemo rewards test_reward_shaping_preserves_unshaped_reward_overlong", 25, 5, 0.5,
+     [10, 22, 25], [0.0, 0, 0], [0.0, -0.2, -0.5]),
+    ("trl rewards test_soft_overlong_punishment_short_completion", 100, 20, 1.0, [50], [0.0],
+     [0.0]),
+    ("trl rewards test_soft_overlong_punishment_long_completion", 100, 20, 1.0, [110], [0.0],
+     [-1.0]),
+    ("trl rewards test_soft_overlong_punishment_intermediate_completion", 100, 20, 1.0, [90], [0.0],
+     [-0.5]),
+]  # fmt: skip
+
+
+@table(("source", "most", "buffer", "factor", "lengths", "scores", "expected"), OVERLONG)
+def test_overlong_shaping(source, most, buffer, factor, lengths, scores, expected):
+    penalty = overlong_penalty(torch.tensor(lengths), most, buffer, torch.float64)
+    close(f64(scores) + factor * penalty, expected)
+
+
+def test_a_response_beyond_the_limit_loses_no_more_on_purpose_where_nemo_goes_on():
+    """nemo rewards test_reward_shaping_with_penalties: a length of 30 where 25 is the most costs
+    -1 there with a factor of 0.5 (0.4 becomes -0.6), twice the whole penalty. DAPO's equation 13
+    and TRL stop at the limit, which no sampled response exceeds here."""
+    close(0.5 * overlong_penalty(torch.tensor([30]), 25, 5, torch.float64), [-0.5])
+
+
+NO_SPREAD = [
+    # scores, rows per group, groups that stay
+    ("nemo grpo test_dapo_dynamic_sampling_filters_nonzero_std", [1.0, 0, 1, 0.5, 0.5, 0], 3,
+     [True, True]),
+    ("nemo grpo test_dapo_dynamic_sampling_filters_zero_std", [1.0, 1, 1, 0.5, 0.5, 0], 3,
+     [False, True]),
+    ("nemo grpo test_dapo_dynamic_sampling_batch_caching", [1.0, 0, 0.5], 3, [True]),
+    # Before the penalty on length, by which the first group would be 0, -0.2 and -1.
+    ("nemo grpo test_dapo_dynamic_sampling_filters_on_raw_metric_after_overlong_shaping",
+     [0.0, 0, 0, 1, 0, 1], 3, [False, True]),
+]  # fmt: skip
+
+
+@table(("source", "scores", "samples", "expected"), NO_SPREAD)
+def test_groups_without_spread(source, scores, samples, expected):
+    mask = torch.ones(len(scores), 1, dtype=torch.bool)
+    assert (~zero_spread(f64(scores), mask, samples)).tolist() == expected
+
+
 # --- baselines of a group ---------------------------------------------------------------------
 
 
@@ -848,6 +905,28 @@ def test_a_row_that_does_not_count_is_in_no_baseline():
     mask = mask_of([[1, 1, 1], [1, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
     found = rloo(on_last_token([1.0, 2, 0, 4, 5, 6]), mask, 3)
     close(found[:, 0], [1.0 - 2, 2.0 - 1, 0, 4 - 5.5, 0, 6 - 4.5])
+
+
+GDPO = [
+    # named rewards, weights, advantages: a reward without spread adds nothing
+    ("nemo grpo test_gdpo_advantage_estimator_multiple_rewards",
+     [[1.0, 1], [1.0, -1], [1.0, 0]], [1.0, 1, 1], [0.7071, -0.7071]),
+    # Its weights 1, 1 and 2, 2 give the same. By hand: (2a, -a, -a), a = 1/sqrt 3, over sqrt(3) a.
+    ("nemo grpo test_gdpo_advantage_estimator_reward_weights",
+     [[1.0, 0, 1], [1.0, 1, 0]], [1.0, 1], [1.1547, -0.5774, -0.5774]),
+    ("nemo grpo test_gdpo_advantage_estimator_reward_weights, doubled",
+     [[1.0, 0, 1], [1.0, 1, 0]], [2.0, 2], [1.1547, -0.5774, -0.5774]),
+    # Its weights 1 and 1/4 do not: (5, -7, 2) a/4 over sqrt(39/16) a.
+    ("nemo grpo test_gdpo_advantage_estimator_reward_weights, apart",
+     [[1.0, 0, 1], [1.0, 1, 0]], [1.0, 0.25], [0.8006, -1.1209, 0.3203]),
+]  # fmt: skip
+
+
+@table(("source", "rewards", "weights", "expected"), GDPO)
+def test_rewards_normalised_apart(source, rewards, weights, expected):
+    parts = [WeightedReward(float(w), f64(r)) for w, r in zip(weights, rewards, strict=True)]
+    mask = torch.ones(len(rewards[0]), 1, dtype=torch.bool)
+    close(gdpo(parts, mask, len(rewards[0]))[:, 0], expected, within=1e-4)
 
 
 TO_GO = [
@@ -964,6 +1043,7 @@ TABLES = [
         KL_GRADIENTS,
     ),
     *(LOSSES, CISPO, DPPO, VALUE_LOSSES, AGGREGATIONS, GROUPS, TO_GO, WEIGHTS, WEIGHTED),
+    *(OVERLONG, NO_SPREAD, GDPO),
 ]
 
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from helpers import f64, grids, numbers
+from helpers import f64, grids, numbers, table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.algo.advantages import place_scores, shape_rewards
+from tether.algo.advantages import overlong_penalty, place_scores, shape_rewards
 
 
 def test_rewards_of_the_six_token_example():
@@ -46,3 +46,21 @@ def test_a_score_lands_once_on_the_last_true_cell_and_never_on_a_masked_one(cell
                 expected[t] = 3.0
                 break
         assert found == expected
+
+
+@table(
+    ("length", "expected"), [(0, 0.0), (12, 0.0), (13, -0.25), (14, -0.5), (16, -1.0), (99, -1.0)]
+)
+def test_the_overlong_penalty_by_hand(length, expected):
+    """At most 16 tokens with a buffer of 4: a quarter per token from the 13th on."""
+    assert overlong_penalty(torch.tensor([length]), 16, 4, torch.float64).tolist() == [expected]
+
+
+@given(st.lists(st.integers(0, 60), min_size=2, max_size=6), st.integers(2, 40), st.data())
+def test_the_overlong_penalty_falls_with_length_and_never_below_minus_one(lengths, most, data):
+    buffer = data.draw(st.integers(1, most - 1))
+    found = overlong_penalty(torch.tensor(sorted(lengths)), most, buffer, torch.float64)
+    assert (found.diff() <= 0).all()
+    assert ((found <= 0) & (found >= -1)).all()
+    free = torch.tensor(sorted(lengths)) <= most - buffer
+    assert torch.equal(found == 0, free)

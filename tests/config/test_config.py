@@ -289,6 +289,42 @@ REFUSED = [
         r"advantage\.lam_alpha needs a critic",
     ),
     *(({"critic__lam": lam}, r"critic\.lam is") for lam in (-0.1, 1.1)),
+    (
+        {"rollout": {"samples_per_prompt": 1, "dynamic_sampling": {}}},
+        r"dynamic_sampling compares the responses.*samples_per_prompt must be 2",
+    ),
+    (
+        {"rollout__dynamic_sampling": {"max_rounds": 1}},
+        r"rollout\.dynamic_sampling\.max_rounds is 1",
+    ),
+    (
+        {"reward__overlong": {"buffer_tokens": 4, "max_tokens": 999}},
+        r"reward\.overlong\.max_tokens is 999.*rollout\.max_response_tokens",
+    ),
+    (
+        {"reward__overlong": {"buffer_tokens": 999}},
+        r"reward\.overlong\.buffer_tokens is 999.*write less than",
+    ),
+    ({"reward__overlong": {"max_tokens": 4}}, r"reward\.overlong\.buffer_tokens"),
+    ({"advantage__estimator": "gdpo"}, r"gdpo normalises several rewards.*reward\.parts"),
+    *(
+        (
+            {
+                "advantage__estimator": "gdpo",
+                "rollout__samples_per_prompt": 2,
+                "kl__in_reward__coef": coef,
+                "reward": {
+                    "parts": [{"name": n, "kind": "exact_answer"} for n in "ab"],
+                    "overlong": overlong,
+                },
+            },
+            field,
+        )
+        for coef, overlong, field in (
+            (0.1, None, r"kl\.in_reward\.coef does not go with .*gdpo.*kl\.in_loss"),
+            (0.0, {"buffer_tokens": 2}, r"reward\.overlong does not go with .*gdpo"),
+        )
+    ),
     ({"advantage__lam_alpha": 0}, r"advantage\.lam_alpha is 0"),
     ({"critic__pretrain": {"heldback": 1.0}}, r"critic\.pretrain\.heldback is 1"),
     ({"critic__pretrain": {"prompts": 1}}, r"critic\.pretrain\.prompts is 1"),

@@ -5,13 +5,14 @@ to the same prompt, with the batch, or with the greedy response. s is a row's su
 What each needs is data in `tether.config.estimators`, by the same names as `ESTIMATORS` here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tether.algo.masked import masked_moments, whiten
 from tether.config import AdvantageSection
 
 SPREAD_FLOOR = 1e-6  # added to a group's standard deviation before dividing by it
@@ -46,16 +47,35 @@ def shape_rewards(
     return token_level_scores - beta * kl
 
 
+def overlong_penalty(
+    lengths: Int[Tensor, " rows"], max_tokens: int, buffer_tokens: int, dtype: torch.dtype
+) -> Float[Tensor, " rows"]:
+    """Return 0 up to `max_tokens - buffer_tokens`, then linearly to -1 at `max_tokens`.
+
+    DAPO, Yu et al. 2025 (2503.14476), section 3.4, equation 13.
+    """
+    over = (lengths - (max_tokens - buffer_tokens)).clamp(min=0, max=buffer_tokens)
+    return -over.to(dtype) / buffer_tokens
+
+
 def bootstrap_values(
     values_after: Float[Tensor, " rows"], truncated: Bool[Tensor, " rows"], rule: str
 ) -> Float[Tensor, " rows"]:
     """Return the value after each response's last token: 0 once the response has ended.
 
-    A truncated one is worth 0 by rule `zero` too, and the critic's estimate by rule `bootstrap`.
+    After a truncated one it is the critic's estimate by rule `bootstrap`, and 0 by the others.
     """
-    if rule == "zero":
-        return torch.zeros_like(values_after)
-    return torch.where(truncated, values_after, 0.0)
+    if rule == "bootstrap":
+        return torch.where(truncated, values_after, 0.0)
+    return torch.zeros_like(values_after)
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """One of several rewards that a score is the weighted sum of."""
+
+    weight: float
+    values: Float[Tensor, " rows"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +89,7 @@ class AdvantageInputs:
     greedy_scores: Float[Tensor, " rows"]  # of the greedy response to the same prompt, or 0
     mask: Bool[Tensor, "rows response"]
     samples: int
+    parts: Sequence[WeightedReward] = ()  # the named rewards, where the estimator needs them
 
 
 def estimate_advantages(
@@ -88,6 +109,7 @@ ESTIMATORS: dict[str, Estimate] = {
     "reinforce_plus_plus_baseline": lambda s, x: minus_group_mean(x.rewards, x.mask, x.samples),
     "remax": lambda s, x: remax(x.rewards, x.greedy_scores, x.mask, s.gamma),
     "opo": lambda s, x: opo(x.rewards, x.mask, x.samples),
+    "gdpo": lambda s, x: gdpo(x.parts, x.mask, x.samples),
 }
 
 
@@ -243,6 +265,31 @@ def opo(
     lengths = mask.sum(dim=1).view(-1, samples)
     weighted = (lengths * groups.sums).sum(dim=1, keepdim=True)
     return groups.to_tokens(groups.sums - weighted / lengths.sum(dim=1, keepdim=True).clamp(min=1))
+
+
+def gdpo(
+    parts: Sequence[WeightedReward], mask: Bool[Tensor, "rows response"], samples: int
+) -> Float[Tensor, "rows response"]:
+    """Return the weighted sum of every reward's own (s - mean) / (std + 1e-6) within the group,
+    standardised over the rows of the batch.
+
+    In a sum of rewards the one with the largest spread decides the advantage; apart, each counts
+    by its weight alone. A reward without spread in a group adds 0 there.
+
+    GDPO, Liu et al. 2026 (2601.05242). The last step is over rows, as in TRL and NeMo RL.
+    """
+    on_first = torch.zeros_like(mask)
+    on_first[:, 0] = True  # one cell per row holds the row's reward
+    present = mask.any(dim=1)
+    total = torch.zeros_like(parts[0].values)
+    for part in parts:
+        rewards = torch.where(on_first & present[:, None], part.values[:, None], 0.0)
+        own = grpo(rewards, part.values, on_first & present[:, None], samples)
+        total = total + part.weight * own[:, 0]
+    standardised = whiten(total, present, masked_moments(total, present))
+    # A group without any spread has no advantage, and not what rounding leaves of the mean.
+    silent = (total.view(-1, samples) == 0).all(dim=1).repeat_interleave(samples)
+    return torch.where(mask & ~silent[:, None], standardised[:, None], 0.0)
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,8 @@ class AdvantageSection(Section):
     """lambda by length in place of lam: 1 - 1/max(1, lam_alpha x tokens); VAPO's is 0.05"""
     whiten: bool | None = None
     """scale advantages to mean 0, variance 1 for the policy loss; default: as the estimator does"""
-    truncation: Literal["zero", "bootstrap"] = "zero"
-    """value after a truncated response: 0, or the critic's (the response is then not scored)"""
+    truncation: Literal["zero", "bootstrap", "mask"] = "zero"
+    """after a truncated response: value 0, or the critic's (no score); mask: leave it out"""
 
     @property
     def traits(self) -> EstimatorTraits:

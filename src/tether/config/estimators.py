@@ -19,7 +19,8 @@ class EstimatorTraits:
 
     In `formula`, s is the sum of a row's token rewards, l its length, r is a token's reward, V its
     value, and ′ marks the next token; mean, std and Σ are over the responses to one prompt, j ≠ i
-    over the others, and argmax π is the greedy response. Symbols alone: the trace shows it in
+    over the others, argmax π is the greedy response, s_n the n-th named reward of weight w, and z
+    standardises over the rows of the batch. Symbols alone: the trace shows it in
     every language.
     """
 
@@ -28,6 +29,7 @@ class EstimatorTraits:
     needs_critic: bool = False
     needs_greedy: bool = False  # one greedy response per prompt, scored
     by_group: bool = False  # compares the responses to one prompt
+    needs_parts: bool = False  # several named rewards, `reward.parts`; their KL is not among them
     whitens: bool = False  # unless advantage.whiten says otherwise
     aggregation: Aggregation = "token_mean"  # of the token losses, in its paper
 
@@ -75,6 +77,12 @@ ESTIMATORS = {
         formula="A = s − Σ l·s / Σ l",
         paper="Hao et al. 2025, 2505.23585",
         by_group=True,
+    ),
+    "gdpo": EstimatorTraits(
+        formula="A = z(Σ w·(s_n − mean(s_n)) / (std(s_n) + 1e-6)),  z(x) = (x − mean) / std",
+        paper="Liu et al. 2026, 2601.05242",
+        by_group=True,
+        needs_parts=True,
     ),
 }
 

@@ -89,6 +89,19 @@ class Config(RunConfig):
     @property
     def departures(self) -> list[str]:
         """List the settings that make the run another algorithm than the one it names."""
+        return [*self._other_aggregation, *self._no_pull_back]
+
+    @property
+    def _no_pull_back(self) -> list[str]:
+        if self.rollout.dynamic_sampling is None or self.kl.in_reward.coef == 0:
+            return []
+        return [
+            "rollout.dynamic_sampling leaves out groups whose scores are all equal, so solved "
+            "prompts no longer pull back to the reference by kl.in_reward; DAPO has no KL"
+        ]
+
+    @property
+    def _other_aggregation(self) -> list[str]:
         if self.aggregation == self.paper_aggregation or self.paper_aggregation == "token_mean":
             return []
         update = self.actor.update
@@ -199,6 +212,47 @@ class Config(RunConfig):
             raise ValueError(
                 f"advantage.estimator {self.advantage.estimator} compares the responses to one "
                 f"prompt, so rollout.samples_per_prompt must be 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_stand_alone(self) -> Config:
+        estimator = self.advantage.estimator
+        if not self.advantage.traits.needs_parts:
+            return self
+        if len(self.reward.parts or ()) < 2:
+            raise ValueError(
+                f"advantage.estimator {estimator} normalises several rewards apart, so "
+                f"reward.parts must name 2 or more; write them there, or grpo"
+            )
+        refused = {
+            "kl.in_reward.coef": self.kl.in_reward.coef > 0,
+            "reward.overlong": self.reward.overlong is not None,
+        }
+        for field, is_set in refused.items():
+            if is_set:
+                raise ValueError(
+                    f"{field} does not go with advantage.estimator {estimator}, which scales every "
+                    f"reward to the same spread; write kl.in_loss.coef for a KL, a part of "
+                    f"reward.parts for a length"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _overlong_fits(self) -> Config:
+        overlong, most = self.reward.overlong, self.rollout.max_response_tokens
+        if overlong is None:
+            return self
+        whole = most if overlong.max_tokens is None else overlong.max_tokens
+        if whole > most:
+            raise ValueError(
+                f"reward.overlong.max_tokens is {whole}, but no response has more than "
+                f"rollout.max_response_tokens = {most}; write at most {most}"
+            )
+        if overlong.buffer_tokens >= whole:
+            raise ValueError(
+                f"reward.overlong.buffer_tokens is {overlong.buffer_tokens}, so that even the "
+                f"shortest response would be penalised; write less than {whole}"
             )
         return self
 

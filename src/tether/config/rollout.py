@@ -108,6 +108,15 @@ class CorrectionSection(Section):
     """the largest weight"""
 
 
+class DynamicSamplingSection(Section):
+    """DAPO's dynamic sampling: further prompts in place of groups whose scores are all equal."""
+
+    max_rounds: Annotated[int, Field(ge=2)] = 10
+    """rounds of sampling per iteration; if none gives a group with a spread, the run stops"""
+    round_prompts: PositiveInt | None = None
+    """prompts of each round; default: rollout.prompts"""
+
+
 class RolloutSection(Section):
     """How responses are sampled."""
 
@@ -115,6 +124,8 @@ class RolloutSection(Section):
     """prompts per iteration"""
     samples_per_prompt: PositiveInt = 4
     """responses sampled for each prompt"""
+    dynamic_sampling: DynamicSamplingSection | None = None
+    """sample further prompts in place of groups whose scores are all equal; null = do not"""
     max_response_tokens: PositiveInt = 128
     """a response that has not ended by then is truncated; with tools the default is 384"""
     temperature: PositiveFloat = 1.0
@@ -156,6 +167,15 @@ class RolloutSection(Section):
         return {**given, "max_response_tokens": WITH_TOOLS} if talks else given
 
     @model_validator(mode="after")
+    def _groups_can_differ(self) -> RolloutSection:
+        if self.dynamic_sampling is not None and self.samples_per_prompt < 2:
+            raise ValueError(
+                "dynamic_sampling compares the responses to one prompt, so samples_per_prompt must "
+                "be 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sampler_fits(self) -> RolloutSection:
         if self.sampler == "vllm" and self.temperature < 0.01:
             raise ValueError(
@@ -194,6 +214,17 @@ class RewardPart(Section):
 RewardParts = Annotated[list[RewardPart], Field(min_length=1)]
 
 
+class OverlongSection(Section):
+    """DAPO's overlong shaping: a penalty that grows over the last tokens a response may have."""
+
+    buffer_tokens: PositiveInt
+    """tokens before max_tokens over which the penalty grows from 0"""
+    max_tokens: PositiveInt | None = None
+    """length from which the penalty is whole; default: rollout.max_response_tokens"""
+    penalty: PositiveFloat = 1.0
+    """what a response of that length loses"""
+
+
 class RewardSection(Section):
     """What turns a response into a score: one reward by `kind`, or several by `parts`."""
 
@@ -203,6 +234,8 @@ class RewardSection(Section):
     """constants for the function, by the names of its parameters"""
     parts: RewardParts | None = None
     """rewards that are summed: a list of {name, kind, weight, arguments}"""
+    overlong: OverlongSection | None = None
+    """a penalty on long responses, added to training scores only; null = none"""
     timeout_seconds: PositiveFloat = 10.0
     """time one row may take before its score counts as failed"""
     import_timeout_seconds: PositiveFloat = 120.0

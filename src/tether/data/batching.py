@@ -3,16 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tether.algo.advantages import place_scores
 from tether.data.shared_prompts import count_tokens, packed_groups, packed_microbatches
 from tether.dist.world import world
-from tether.types import Rollout, Sequences
+from tether.types import Rollout, Scores, Sequences
 
 
 def own_rows(rows: int) -> range:
@@ -75,6 +76,27 @@ def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
         finish_reasons=tuple(reason for r in rollouts for reason in r.finish_reasons),
         calls=tuple(chain.from_iterable(calls)) if any(r.calls for r in rollouts) else (),
         turn_rewards=tuple(chain.from_iterable(turns)) if any(map(any, turns)) else (),
+    )
+
+
+def concat_scores(scores: Sequence[Scores], rollouts: Sequence[Rollout]) -> Scores:
+    """Concatenate the scores of rollouts along rows. A part that one of them lacks is 0 there."""
+    starts = [0, *accumulate(len(one.values) for one in scores)]
+    names = dict.fromkeys(name for one in scores for name in one.parts)
+    placed = None
+    if any(one.token_values is not None for one in scores):
+        pairs = zip(scores, rollouts, strict=True)
+        placed = _widen([place_scores(s.values, r.response_mask, s.token_values) for s, r in pairs])
+    return Scores(
+        torch.cat([one.values for one in scores]),
+        torch.cat([one.usable for one in scores]),
+        torch.cat([one.scored for one in scores]),
+        {
+            name: torch.cat([one.parts.get(name, torch.zeros_like(one.values)) for one in scores])
+            for name in names
+        },
+        {at + row: x for at, s in zip(starts, scores, strict=False) for row, x in s.extras.items()},
+        placed,
     )
 
 

@@ -156,10 +156,14 @@ class PromptSet:
         return self._pick(starts[file] + row for file, row in chosen)
 
     def for_iteration(self, iteration: int, count: int, seed: int, shuffle: bool) -> Prompts:
-        """Return the prompts of one iteration: a window on data passes laid end to end.
+        """Return the prompts of one iteration, where every iteration takes as many.
 
         Computed from the iteration alone, so a resumed run has no position to restore.
         """
+        return self.window(iteration * count, count, seed, shuffle)
+
+    def window(self, start: int, count: int, seed: int, shuffle: bool) -> Prompts:
+        """Return `count` prompts from position `start` of the data passes laid end to end."""
         starts = [0, *accumulate(self.sizes)]
         weights = [as_fraction(weight) for weight in self.weights]
 
@@ -170,7 +174,7 @@ class PromptSet:
                 place = int(_order(self.sizes[file], seed, file, data_pass)[place])
             return starts[file] + place
 
-        return self._pick(row(p) for p in range(iteration * count, (iteration + 1) * count))
+        return self._pick(row(position) for position in range(start, start + count))
 
     def _pick(self, rows: Iterable[int]) -> Prompts:
         rows, p = list(rows), self.prompts

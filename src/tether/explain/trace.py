@@ -205,6 +205,7 @@ def one_prompt_config(config: Config, data: str) -> Config:
             "actor.epochs": 1,
             "actor.minibatch_rows": rows,
             "critic.warmup_iterations": 0,
+            **({"advantage.truncation": "zero"} if config.advantage.truncation == "mask" else {}),
             **{f"critic.{field}": value for field, value in critic.items()},
         },
     )

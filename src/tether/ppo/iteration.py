@@ -31,14 +31,13 @@ from tether.ppo.result import (
     Outcome,
     call_events,
     moments_events,
-    refuse_failing_tools,
 )
 from tether.ppo.roles import Roles
-from tether.ppo.scoring import score_greedy, score_rollout
+from tether.ppo.sampling import sample_batch
+from tether.ppo.scoring import score_greedy, weighted_parts
 from tether.ppo.selfcheck import check_rewards_add_up
 from tether.ppo.updates.actor import update_actor
 from tether.ppo.updates.critic import update_critic
-from tether.rollout.sampler import Draw
 from tether.run.metrics import Event
 from tether.types import Experience, Moments, Rollout, Scores
 
@@ -57,20 +56,12 @@ def run_iteration(
     clock = Clock()
 
     # Rollout: the actor samples a response to each prompt, as it was after the last iteration.
-    prompts = roles.train_prompts.for_iteration(
-        iteration, config.rollout.prompts, config.seed, config.data.shuffle
-    ).repeat(config.rollout.samples_per_prompt)
-    roles.sampler.sync(roles.actor.model, iteration)
-    rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "token", iteration))
-    refuse_failing_tools(rollout, config)
-    clock.lap("rollout")
-
     # Scores: one number per response. A row that could not be scored is masked from here on.
-    scores, score_events = score_rollout(prompts, rollout, roles, config)
-    greedy_scores = score_greedy(prompts, roles, config)
+    batch = sample_batch(iteration, controls, roles, config, clock)
+    greedy_scores = score_greedy(batch.prompts, roles, config)
     clock.lap("reward")
 
-    made = make_experience(rollout, scores, greedy_scores, controls.beta, roles, config)
+    made = make_experience(batch.rollout, batch.scores, greedy_scores, controls.beta, roles, config)
     clock.lap("forward")
 
     # Updates: several epochs of minibatches on these rows, first the critic, then the actor.
@@ -83,7 +74,8 @@ def run_iteration(
     return Outcome(
         iteration=iteration,
         controls=controls,
-        prompts=prompts,
+        prompts=batch.prompts,
+        dropped=batch.dropped,
         rollout=made.rollout,
         scores=made.scores,
         greedy_scores=greedy_scores,
@@ -93,7 +85,7 @@ def run_iteration(
         critic=critic_report,
         events=[
             *call_events(made.rollout),
-            *score_events,
+            *batch.events,
             *made.events,
             *critic_report.events,
             *actor_report.events,
@@ -155,6 +147,7 @@ def make_experience(
         greedy_scores=greedy_scores,
         mask=mask,
         samples=config.rollout.samples_per_prompt,
+        parts=weighted_parts(scores, config),
     )
     advantages = estimate_advantages(config.advantage, inputs)
     returns = critic_returns(config.advantage, inputs, advantages, config.critic.lam)

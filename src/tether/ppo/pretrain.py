@@ -20,7 +20,7 @@ from tether.errors import UserError
 from tether.ppo.iteration import make_experience
 from tether.ppo.result import refuse_failing_tools
 from tether.ppo.roles import Roles
-from tether.ppo.scoring import score_greedy, score_rollout
+from tether.ppo.scoring import score_greedy, score_rollout, shape_overlong
 from tether.ppo.updates.critic import critic_schedule, fit_critic
 from tether.ppo.updates.minibatches import UpdateReport
 from tether.rollout.sampler import Draw
@@ -97,6 +97,7 @@ def _bank(settings: PretrainSection, beta: float, roles: Roles, config: Config) 
     rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "pretrain", 0))
     refuse_failing_tools(rollout, config)
     scores, _ = score_rollout(prompts, rollout, roles, config)
+    scores = shape_overlong(scores, rollout, config)
     greedy_scores = score_greedy(prompts, roles, config)
     returns_only = config.critic.model_copy(update={"lam": 1.0})
     targets = config.model_copy(update={"critic": returns_only})

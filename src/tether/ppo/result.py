@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tether.algo.advantages import zero_spread
@@ -26,6 +26,7 @@ class Controls:
 
     beta: float  # weight of the KL to the reference in the reward
     penalty_coef: float  # weight of the KL to the old policy in PPO-Penalty's loss
+    prompts_drawn: int = 0  # of the data so far, where dynamic sampling draws varying numbers
 
     def applied_to(self, update: AnyUpdate) -> AnyUpdate:
         """Return the update with the coefficient of this iteration in place of the first one."""
@@ -60,10 +61,29 @@ class Clock:
     last: float = field(default_factory=time.perf_counter)
 
     def lap(self, stage: str) -> None:
-        """Record the time since the last lap under this name."""
+        """Add the time since the last lap to this stage."""
         now = time.perf_counter()
-        self.seconds[stage] = now - self.last
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self.last
         self.last = now
+
+
+@dataclass(frozen=True)
+class DroppedGroups:
+    """What dynamic sampling sampled and left out: all rows that are not trained on."""
+
+    rounds: int
+    prompts: int  # drawn in all, with those that are trained on
+    without_spread: int  # of them
+    scores: Float[Tensor, " dropped"]
+    scored: Bool[Tensor, " dropped"]
+    kl_per_row: Mean  # to the reference; empty unless a controller needs it
+    kl_per_token: Mean
+
+    def record(self, meter: Meter) -> None:
+        """Record how much was sampled for this batch."""
+        meter.record("rollout/rounds", Last(self.rounds))
+        meter.record("rollout/prompts_drawn", Last(self.prompts))
+        meter.record("rollout/no_spread_share", Mean(self.without_spread, self.prompts))
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,7 @@ class Outcome:
     critic: UpdateReport
     events: list[Event]
     seconds: Mapping[str, float]
+    dropped: DroppedGroups | None = None  # by dynamic sampling
 
     @property
     def no_progress(self) -> bool:
@@ -100,9 +121,13 @@ class Outcome:
         ended = sum(reason not in CUT_OFF for reason in self.rollout.finish_reasons)
 
         meter = Meter()
-        scored = self.scores.scored
+        scored, dropped = self.scores.scored, self.dropped
+        sampled = scores[scored]
         meter.record("score/mean", Mean(scores.sum(), scored.sum()))
-        meter.record("score/std", Last(scores[scored].std() if scored.sum() > 1 else 0.0))
+        if dropped is not None:  # the mean score is that of all rows that were sampled
+            meter.record("score/mean", Mean(dropped.scores.sum(), dropped.scored.sum()))
+            sampled = torch.cat([sampled, dropped.scores[dropped.scored]])
+        meter.record("score/std", Last(sampled.std() if len(sampled) > 1 else 0.0))
         for name, numbers in self.scores.parts.items():
             meter.record(f"score/part/{name}", Mean(numbers.sum(), scored.sum()))
         meter.record("response/length_mean", Mean(mask.sum(), rows))
@@ -121,6 +146,9 @@ class Outcome:
             kl = k1(e.old_log_probs, e.ref_log_probs, mask).sum()
             meter.record("kl/token_mean", Mean(kl, tokens))
             meter.record("kl/sequence_mean", Mean(kl, rows))
+            if dropped is not None:
+                meter.record("kl/token_mean", dropped.kl_per_token)
+                meter.record("kl/sequence_mean", dropped.kl_per_row)
             meter.record("kl/coef", Last(self.controls.beta))
         meter.record("reward/mean", Mean(e.token_level_rewards.sum(), rows))
         meter.record("advantage/mean", Last(self.moments.mean))
@@ -136,6 +164,8 @@ class Outcome:
             explained = explained_variance(e.values, e.returns, mask)
             meter.record("value/mean", Mean(masked_sum(e.values, mask), tokens))
             meter.record("critic/explained_variance", Last(explained))
+        if dropped is not None:
+            dropped.record(meter)
         if isinstance(config.actor.update, PenaltyUpdate):
             meter.record("actor/penalty_coef", Last(self.controls.penalty_coef))
         return {**meter.values(), **self.critic.meter.values(), **self.actor.meter.values()}
@@ -143,10 +173,14 @@ class Outcome:
     def next_controls(self, metrics: Mapping[str, float], config: Config) -> Controls:
         """Return the coefficients for the next iteration."""
         rows = int(self.scores.usable.sum())
+        if self.dropped is not None:
+            rows += int(self.dropped.kl_per_row.count)
         coef = self.actor.penalty_coef
         return Controls(
             beta=next_beta(self.controls.beta, metrics, rows, config),
             penalty_coef=self.controls.penalty_coef if coef is None else coef,
+            prompts_drawn=self.controls.prompts_drawn
+            + (self.dropped.prompts if self.dropped else 0),
         )
 
     def timings(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Score a rollout: responses go to the reward as text, numbers come back, failures are named."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tether.algo.advantages import place_scores
+from tether.algo.advantages import WeightedReward, overlong_penalty, place_scores
 from tether.config import Config
 from tether.errors import RunStopped, UserError
 from tether.models.vocabulary import Vocabulary
@@ -20,6 +20,7 @@ from tether.run.metrics import Event
 from tether.run.writer import shortest_floats
 from tether.types import CUT_OFF, FinishReason, Prompts, Rollout, Scores
 
+OVERLONG = "overlong"  # the part of the score that `reward.overlong` adds
 QUOTED = 100  # characters of a prompt or a response that an event quotes
 
 
@@ -108,18 +109,57 @@ def score_rollout(
     """Return the scores that rows are trained on, and an event for each row that is dropped.
 
     Under `bootstrap` a truncated response is not scored: the critic's value stands for what it
-    would have earned, and a score would count that twice.
+    would have earned, and a score would count that twice. Under `mask` it is scored, but neither
+    loss nor baseline has it (DAPO's overlong filtering, Yu et al. 2025, arXiv 2503.14476).
     """
     bootstrapped = rollout.truncated & (config.advantage.truncation == "bootstrap")
     scores, events = score_responses(prompts, rollout, context, config, skip=bootstrapped)
+    masks = config.advantage.truncation == "mask"
+    if masks:
+        scores = replace(scores, usable=scores.usable & ~rollout.truncated)
     if not config.advantage.traits.by_group:
         return scores, events
     lonely = rows_without_group(scores.usable, config.rollout.samples_per_prompt)
+    if masks:  # the others may be scored, and count in the mean score
+        return replace(scores, usable=scores.usable & ~lonely), events
     events += [
         Event("lonely_row", "no other row of its group was scored", row)
         for row in lonely.nonzero().squeeze(1).tolist()
     ]
     return scores.without(lonely), events
+
+
+def shape_overlong(scores: Scores, rollout: Rollout, config: Config) -> Scores:
+    """Add the penalty of `reward.overlong` to the scores, and as a part of its own."""
+    settings = config.reward.overlong
+    if settings is None:
+        return scores
+    most = settings.max_tokens or config.rollout.max_response_tokens
+    dtype = scores.values.dtype
+    penalty = overlong_penalty(rollout.response_lengths, most, settings.buffer_tokens, dtype)
+    penalty = torch.where(scores.scored, settings.penalty * penalty, 0.0)
+    placed = scores.token_values
+    if placed is not None:
+        placed = placed + place_scores(penalty, rollout.response_mask)
+    return replace(
+        scores,
+        values=scores.values + penalty,
+        parts={**scores.parts, OVERLONG: penalty},
+        token_values=placed,
+    )
+
+
+def weighted_parts(scores: Scores, config: Config) -> list[WeightedReward]:
+    """Return the named rewards with their weights, where the estimator needs them."""
+    if not config.advantage.traits.needs_parts:
+        return []
+    missing = [part.name for part in config.reward.parts or () if part.name not in scores.parts]
+    if missing:
+        raise UserError(
+            f"The reward gave no part {missing[0]!r}, which reward.parts names and "
+            f"advantage.estimator {config.advantage.estimator} needs."
+        )
+    return [WeightedReward(p.weight, scores.parts[p.name]) for p in config.reward.parts or ()]
 
 
 def score_responses(

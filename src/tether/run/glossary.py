@@ -111,6 +111,19 @@ METRICS: dict[str, Entry] = {
         "share of the variance of the returns that the critic explained, before its update",
         "1 is perfect, 0 as good as a constant, below 0 worse than one. Should rise from 0.",
     ),
+    "rollout/rounds": Entry(
+        "rounds of sampling that filled the batch (`rollout.dynamic_sampling` only)",
+        "At `max_rounds` the batch may be smaller than `rollout.prompts`: see the events.",
+    ),
+    "rollout/prompts_drawn": Entry(
+        "prompts that were sampled for this batch (`rollout.dynamic_sampling` only)",
+        "Over `rollout.prompts`: how many times as much was sampled as is trained on.",
+    ),
+    "rollout/no_spread_share": Entry(
+        "share of these prompts whose responses all scored the same (`rollout.dynamic_sampling` "
+        "only)",
+        "They are not trained on. Near 1: the prompts are too easy or too hard.",
+    ),
     "actor/penalty_coef": Entry(
         "weight of the KL from the old policy in this iteration's loss (`penalty` only)",
         "Halved and doubled so that the KL stays near `actor.update.target`. Doubling without end: "

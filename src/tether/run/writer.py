@@ -58,11 +58,13 @@ class RunWriter:
         except OSError as error:
             raise self._cannot_write(path, error) from None
 
-    def prompts(self, iteration: int, sha256: str) -> None:
-        """Write the digest of the prompts' token ids, which a resume compares."""
+    def prompts(self, iteration: int, sha256: str, window: tuple[int, int] | None = None) -> None:
+        """Write the digest of the prompts' token ids, which a resume compares; `window` says which
+        they are, where the iteration does not."""
         if PROMPTS not in self.files:
             self.files[PROMPTS] = self._open(PROMPTS)
-        self._append(PROMPTS, {"iteration": iteration, "sha256": sha256})
+        where = {} if window is None else {"window": list(window)}
+        self._append(PROMPTS, {"iteration": iteration, "sha256": sha256, **where})
 
     def iteration(
         self, iteration: int, metrics: Mapping[str, float], timings: Mapping[str, float]
@@ -151,7 +153,9 @@ class NoWriter:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def prompts(self, iteration: int, sha256: str) -> None: ...
+    def prompts(
+        self, iteration: int, sha256: str, window: tuple[int, int] | None = None
+    ) -> None: ...
 
     def iteration(
         self, iteration: int, metrics: Mapping[str, float], timings: Mapping[str, float]

@@ -186,9 +186,12 @@ class PPOTraining:
     def changed_rows(self, run: Path) -> list[str]:
         config, prompts = self.config, self.roles.train_prompts
         size, shuffle = config.rollout.prompts, config.data.shuffle
-        return changed_row_ids(
-            run, lambda i: prompts.for_iteration(i, size, config.seed, shuffle).ids
-        )
+
+        def drawn(iteration: int, window: tuple[int, int] | None) -> Sequence[Sequence[int]]:
+            start, count = window or (iteration * size, size)
+            return prompts.window(start, count, config.seed, shuffle).ids
+
+        return changed_row_ids(run, drawn)
 
     def log_into(self, run: Path) -> None:
         here = world()
@@ -231,7 +234,11 @@ class PPOTraining:
         refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
         if is_due(iteration + 1, refresh_every):
             roles.reference.refresh(roles.actor)
-        drawn = outcome.prompts.ids[:: config.rollout.samples_per_prompt]
+        drawn, window = outcome.prompts.ids[:: config.rollout.samples_per_prompt], None
+        if outcome.dropped is not None:
+            window = (outcome.controls.prompts_drawn, outcome.dropped.prompts)
+            shuffle = config.data.shuffle
+            drawn = roles.train_prompts.window(*window, config.seed, shuffle).ids
         every, last = config.run.rollouts_every, config.train.iterations - 1
         is_logged = is_due(iteration, every) or (every > 0 and iteration == last)
         return Iterated(
@@ -240,6 +247,7 @@ class PPOTraining:
             ),
             rollouts=rollout_rows(outcome, roles.vocabulary, config) if is_logged else (),
             prompts_sha256=prompts_digest(drawn),
+            prompts_window=window,
             notices=self.noise.read(metrics),
             no_progress=_reason(outcome) if outcome.no_progress else None,
             outcome=outcome,

@@ -40,6 +40,7 @@ class Settings:
     advantage: AdvantageSection
     update: AnyUpdate | None  # None: a kind that this version does not know
     critic_lam: float | None = None  # of the returns; None: as the advantages
+    part_weights: dict[str, float] = field(default_factory=dict)  # of reward.parts, by name
     # Why a field could not be read, by its name; a default is in its place.
     unknown: dict[str, str] = field(default_factory=dict, compare=False)
 
@@ -124,8 +125,21 @@ def own_settings(
         update = update.model_copy(update={"coef": _computable(penalty_coef)})
     critic_lam = as_number(inside(config, "critic", "lam"))
     return Settings(
-        kl, advantage, update, None if math.isnan(critic_lam) else _computable(critic_lam), unknown
+        kl,
+        advantage,
+        update,
+        None if math.isnan(critic_lam) else _computable(critic_lam),
+        _weights(config),
+        unknown,
     )
+
+
+def _weights(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the weights of the named rewards; 1 where the config does not say."""
+    parts = inside(config, "reward", "parts")
+    named = [p for p in parts if isinstance(p, Mapping)] if isinstance(parts, list) else []
+    weights = {str(part.get("name")): as_number(part.get("weight", 1.0)) for part in named}
+    return {name: 1.0 if math.isnan(w) else _computable(w) for name, w in weights.items()}
 
 
 def read_settings(query: Mapping[str, str], config: Mapping[str, Any], own: Settings) -> Settings:
@@ -188,7 +202,10 @@ def _estimators(own: Settings, config: Mapping[str, Any]) -> list[str]:
         name
         for name, traits in ESTIMATORS.items()
         if name == own.advantage.estimator
-        or not (traits.needs_critic or traits.needs_greedy or (traits.by_group and not grouped))
+        or not (
+            (traits.by_group and not grouped)
+            or (traits.needs_critic or traits.needs_greedy or traits.needs_parts)
+        )
     ]
 
 

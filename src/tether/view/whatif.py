@@ -5,7 +5,7 @@ bit for bit. At other settings two things cannot be known from the file, and the
 moments of rows that were not written, and what the critic would have learnt instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tether.algo.advantages import (
     AdvantageInputs,
+    WeightedReward,
     critic_returns,
     estimate_advantages,
     gae,
@@ -57,6 +58,7 @@ class RowTensors:
     greedy_scores: Float[Tensor, " rows"]
     final_values: Float[Tensor, " rows"]
     moments: Moments
+    parts: dict[str, Float[Tensor, " rows"]]  # the named rewards that a score is the sum of
 
 
 @lru_cache(maxsize=2)
@@ -74,6 +76,11 @@ def stack_rows(rows: Rows, samples: int) -> RowTensors:
 
     def scalar(name: str) -> Tensor:
         return torch.tensor([_known(row, name) for row in present], dtype=torch.float32)
+
+    def part(name: str) -> Tensor:
+        given = [(row or {}).get("score_parts") for row in present]
+        found = [_known(parts if isinstance(parts, dict) else {}, name) for parts in given]
+        return torch.tensor(found, dtype=torch.float32)
 
     mask = [sampled(row) if row and is_usable(row) else [] for row in present]
     whitening = next(iter(usable.values()), {}).get("whitening", {})
@@ -94,6 +101,7 @@ def stack_rows(rows: Rows, samples: int) -> RowTensors:
             variance=torch.tensor(_known(whitening, "variance"), dtype=torch.float32),
             count=torch.tensor(int(_known(whitening, "count"))),
         ),
+        parts={name: part(name) for name in _part_names(usable.values())},
     )
 
 
@@ -234,6 +242,10 @@ def from_settings(tensors: RowTensors, settings: Settings) -> Stages:
         greedy_scores=tensors.greedy_scores,
         mask=mask,
         samples=tensors.samples,
+        parts=[
+            WeightedReward(weight, tensors.parts.get(name, torch.zeros_like(tensors.scores)))
+            for name, weight in settings.part_weights.items()
+        ],
     )
     advantages = estimate_advantages(settings.advantage, inputs)
     returns = critic_returns(settings.advantage, inputs, advantages, settings.critic_lam)
@@ -250,6 +262,12 @@ def from_settings(tensors: RowTensors, settings: Settings) -> Stages:
         "policy_advantages": policy_advantages,
     }
     return _finish(tensors, {**logged, **recomputed}, settings)
+
+
+def _part_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the rewards in any row."""
+    given = [row.get("score_parts") for row in rows]
+    return [*dict.fromkeys(name for parts in given if isinstance(parts, dict) for name in parts)]
 
 
 def _moved(tensors: RowTensors, advantages: Float[Tensor, "rows response"]) -> Moments:

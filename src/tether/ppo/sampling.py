@@ -1,0 +1,191 @@
+"""Sample and score the rows of an iteration, in one round, or in several until enough groups have
+responses that scored differently."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from tether.algo.advantages import zero_spread
+from tether.algo.kl import k1
+from tether.config import Config
+from tether.data.batching import concat_rollouts, concat_scores, join
+from tether.errors import RunStopped
+from tether.ppo.result import Clock, Controls, DroppedGroups, refuse_failing_tools
+from tether.ppo.roles import Roles
+from tether.ppo.scoring import score_rollout, shape_overlong
+from tether.rollout.sampler import Draw
+from tether.run.metrics import Event, Mean
+from tether.types import Prompts, Rollout, Scores
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Scored responses to train on. Rows of one prompt are neighbours."""
+
+    prompts: Prompts
+    rollout: Rollout
+    scores: Scores
+    events: list[Event]
+    dropped: DroppedGroups | None = None  # by dynamic sampling; None where there is none
+
+
+def sample_batch(
+    iteration: int, controls: Controls, roles: Roles, config: Config, clock: Clock
+) -> Batch:
+    """Sample a response to each row's prompt and score it, by `rollout.dynamic_sampling`."""
+    roles.sampler.sync(roles.actor.model, iteration)
+    if config.rollout.dynamic_sampling is None:
+        count = config.rollout.prompts
+        batch = _round(iteration, iteration * count, count, "token", roles, config, clock)
+    else:
+        batch = _refill(iteration, controls.prompts_drawn, roles, config, clock)
+    return replace(batch, scores=shape_overlong(batch.scores, batch.rollout, config))
+
+
+def _round(
+    iteration: int,
+    start: int,
+    count: int,
+    purpose: str,
+    roles: Roles,
+    config: Config,
+    clock: Clock,
+) -> Batch:
+    """Sample and score `count` prompts of the stream from `start` on, all responses of each."""
+    prompts = roles.train_prompts.window(start, count, config.seed, config.data.shuffle)
+    prompts = prompts.repeat(config.rollout.samples_per_prompt)
+    rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, purpose, iteration))
+    refuse_failing_tools(rollout, config)
+    clock.lap("rollout")
+    scores, events = score_rollout(prompts, rollout, roles, config)
+    clock.lap("reward")
+    return Batch(prompts, rollout, scores, events)
+
+
+def _refill(iteration: int, start: int, roles: Roles, config: Config, clock: Clock) -> Batch:
+    """Sample further prompts in place of groups whose scores are all equal, until the batch is full
+    or the rounds are used up.
+
+    Such a group has no advantage, so the batch would be smaller than it looks, and ever smaller as
+    prompts are solved. The spread is that of the raw scores: a penalty on length is not yet in
+    them. Which prompts follow is given by the data's order alone.
+
+    DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2.
+    """
+    settings, samples = config.rollout.dynamic_sampling, config.rollout.samples_per_prompt
+    assert settings is not None
+    wanted, size = config.rollout.prompts, settings.round_prompts or config.rollout.prompts
+    rounds: list[Batch] = []
+    spread: list[Tensor] = []
+    while len(rounds) < settings.max_rounds and sum(map(_count, spread)) < wanted:
+        purpose = f"token {len(rounds)}" if rounds else "token"
+        at = start + len(rounds) * size
+        rounds.append(_round(iteration, at, size, purpose, roles, config, clock))
+        spread.append(groups_with_spread(rounds[-1].scores, samples))
+    found = _joined(rounds)
+    chosen = torch.cat(spread).nonzero().squeeze(1)[:wanted]
+    if not len(chosen):
+        raise RunStopped(
+            f"None of {len(rounds) * size} prompts had responses that scored differently, in "
+            f"rollout.dynamic_sampling.max_rounds = {len(rounds)} rounds of {size}, so there is "
+            f"nothing left to learn from: all of them are solved, or none is. Use other prompts, "
+            f"raise rollout.samples_per_prompt, or leave rollout.dynamic_sampling out.",
+            found.events,
+        )
+    rows = (chosen[:, None] * samples + torch.arange(samples)).flatten()
+    left_out = torch.ones(len(found.prompts), dtype=torch.bool)
+    left_out[rows] = False
+    dropped = _dropped(found, left_out, sum(map(_count, spread)), len(rounds), roles, config)
+    events = _renumbered(found.events, rows.tolist())
+    if len(chosen) < wanted:
+        message = f"{len(chosen)} groups of {wanted} had a spread after {len(rounds)} rounds"
+        events.append(Event("batch_not_filled", message))
+    device = found.scores.values.device
+    return Batch(
+        found.prompts.select(rows.tolist()),
+        found.rollout.select(rows.to(found.rollout.response_ids.device)),
+        found.scores.select(rows.to(device)),
+        events,
+        dropped,
+    )
+
+
+def groups_with_spread(scores: Scores, samples: int) -> Bool[Tensor, " groups"]:
+    """Mark the groups with two usable rows whose scores differ (on the CPU).
+
+    A row that the critic stands for has no score to compare, and counts as different.
+    """
+    usable = scores.usable.view(-1, samples)
+    alike = zero_spread(scores.values, scores.usable[:, None], samples)
+    unknown = (scores.usable & ~scores.scored).view(-1, samples).any(dim=1)
+    return ((usable.sum(dim=1) >= 2) & (~alike | unknown)).cpu()
+
+
+def _count(groups: Bool[Tensor, " groups"]) -> int:
+    return int(groups.sum())
+
+
+def _joined(rounds: Sequence[Batch]) -> Batch:
+    """Put rounds one after the other, the rows of events with them."""
+
+    def events() -> Iterator[Event]:
+        before = 0
+        for batch in rounds:
+            for event in batch.events:
+                yield event if event.row is None else replace(event, row=event.row + before)
+            before += len(batch.prompts)
+
+    return Batch(
+        Prompts.concat([batch.prompts for batch in rounds]),
+        concat_rollouts([batch.rollout for batch in rounds]),
+        concat_scores([batch.scores for batch in rounds], [batch.rollout for batch in rounds]),
+        list(events()),
+    )
+
+
+def _renumbered(events: Sequence[Event], rows: list[int]) -> list[Event]:
+    """Give events the row numbers of the batch; those of rows that were left out have none."""
+    place = {row: number for number, row in enumerate(rows)}
+    return [
+        event if event.row is None else replace(event, row=place.get(event.row)) for event in events
+    ]
+
+
+def _dropped(
+    found: Batch,
+    left_out: Bool[Tensor, " rows"],
+    with_spread: int,
+    rounds: int,
+    roles: Roles,
+    config: Config,
+) -> DroppedGroups:
+    """Count what was sampled and is not trained on: score/mean and the controller need it."""
+    samples, rows = config.rollout.samples_per_prompt, left_out.nonzero().squeeze(1)
+    scores = found.scores
+    kl = tokens = Mean(0.0, 0)
+    if len(rows) and config.kl.in_reward.controller == "adaptive" and config.kl.needs_reference:
+        rollout = found.rollout.select(rows.to(found.rollout.response_ids.device))
+        usable = scores.usable[rows.to(scores.usable.device)]
+        kl, tokens = _kl_of(rollout, usable, roles)
+    return DroppedGroups(
+        rounds=rounds,
+        prompts=len(left_out) // samples,
+        without_spread=len(left_out) // samples - with_spread,
+        scores=scores.values[left_out.to(scores.values.device)],
+        scored=scores.scored[left_out.to(scores.scored.device)],
+        kl_per_row=kl,
+        kl_per_token=tokens,
+    )
+
+
+def _kl_of(rollout: Rollout, usable: Bool[Tensor, " rows"], roles: Roles) -> tuple[Mean, Mean]:
+    """Return the KL to the reference of rows that are not trained on, per row and per token."""
+    mask = rollout.response_mask & usable[:, None]
+    sequences = roles.actor.with_lower_states(join(rollout, roles.share_prompts))
+    log_probs = roles.actor.log_probs(sequences, mask)
+    kl = k1(log_probs, roles.reference.log_probs(sequences, mask, log_probs), mask)
+    finite = torch.where(kl.isfinite(), kl, 0.0).sum()
+    return Mean(finite, usable.sum()), Mean(finite, mask.sum())
