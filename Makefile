@@ -21,7 +21,7 @@ YARDSTICKS ?=
 # Options of `make golden`: --write, or --compare OTHER_CHECKOUT.
 GOLDEN ?=
 
-.PHONY: help demo smollm2 quick test test-long golden newest faults faults-quick learn search vllm \
+.PHONY: help demo smollm2 quick test test-long golden newest faults faults-quick learn real-models search vllm \
 	compare yardsticks bench profile scaling starter recording docs figures guide screenshots site \
 	movie format lint type wheel clean
 
@@ -70,6 +70,12 @@ learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every up
 	$(BIN)/python scripts/measure_demo.py
 	$(BIN)/python scripts/measure_kl_bandit.py
 	$(BIN)/python scripts/compare.py --seeds 1 --folder runs/learn
+	$(BIN)/tether fetch smollm2
+	$(BIN)/python scripts/measure_real_models.py --only sentiment-0 instructions-0
+
+real-models: $(VENV)/.installed-dev  ## SmolLM2-135M by every run of docs/real-models.md (hours); goes on where it stopped
+	$(BIN)/tether fetch smollm2
+	$(BIN)/python scripts/measure_real_models.py
 
 search: $(VENV)/.installed-dev  ## the recipe `search_qa` and its ablations, into docs/ (an hour)
 	$(BIN)/python scripts/measure_search.py --write

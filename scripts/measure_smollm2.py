@@ -71,8 +71,10 @@ def main() -> None:
     rows = [["question", "before", "after"], *map(list, zip(asked, before, after, strict=True))]
     shown = table([[printable(cell) for cell in row] for row in rows], numbers_from=9)
     print("\n".join([*lines, "", shown]))
-    paste(DOCS / "smollm2.md", "table: made by `scripts/measure_smollm2.py`", lines)
-    paste(DOCS / "smollm2.md", "answers: made by `scripts/measure_smollm2.py`", shown.split("\n"))
+    paste(DOCS / "real-models.md", "table: made by `scripts/measure_smollm2.py`", lines)
+    paste(
+        DOCS / "real-models.md", "answers: made by `scripts/measure_smollm2.py`", shown.split("\n")
+    )
     apart = result.after.sampled.apart_from(result.before.sampled)
     sys.exit(0 if apart and same == len(few) else 1)
 
