@@ -112,8 +112,8 @@ def measure(name: str) -> dict[str, Any]:
         "perplexity": untouched_perplexity(config, prompts, texts),
         "explained": second_half_explained(run, len(metrics)) if config.has_critic else None,
         "probe": {
-            when: None if one.probe is None else one.probe.record()
-            for when, one in (("before", before), ("after", after))
+            "before": api.probe(config.model.actor).record(),
+            "after": api.probe(str(run)).record(),
         },
         "samples": [
             {"prompt": prompts[i], "before": texts["before"][i], "after": texts["after"][i]}
@@ -261,8 +261,6 @@ def arrow(pair: Mapping[str, Any], index: int | None = None) -> str:
 
 def probe_rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     pairs = [[r["probe"][when] for when in ("before", "after")] for r in found]
-    if not all(before and after for before, after in pairs):
-        return []
     results = [[ProbeResult.from_record(one) for one in pair] for pair in pairs]
     gained = [after.facts_gained(before) for before, after in results]
     ratios = [after.perplexity_ratio(before) for before, after in results]

@@ -32,7 +32,7 @@ from tether.planning.preview import preview
 from tether.ppo.evaluate import Evaluation, build_endpoint_evaluation
 from tether.ppo.evaluate import evaluate as evaluate_roles
 from tether.ppo.evaluate import evaluate_endpoint as evaluate_at_endpoint
-from tether.ppo.probe import ProbeResult, run_probe
+from tether.ppo.probe import PROBE_TEMPERATURE, ProbeResult, run_probe
 from tether.ppo.roles import build_roles, pick_device
 from tether.ppo.scoring import response_texts
 from tether.rewards.functions import Reward
@@ -222,7 +222,7 @@ def probe(model: str, folder: str = "tether:probe", trust_run: bool = False) -> 
     questions = read_probe(folder)
     network, vocabulary = load_plain(model, trust_run)
     fix_date(vocabulary.tokenizer, _recorded_day(model))
-    return run_probe(questions, Policy(network.eval(), 1.0, PROBE_TOKENS), vocabulary)
+    return run_probe(questions, Policy(network.eval(), PROBE_TEMPERATURE, PROBE_TOKENS), vocabulary)
 
 
 class Talker:

@@ -74,6 +74,7 @@ def test_a_run_that_names_a_probe_keeps_what_it_found_before_and_after(tiny_conf
         train__iterations=2,
         train__eval_every=1,
         train__eval_prompts=2,
+        rollout__temperature=0.5,  # of sampling; a likelihood is the model's own
     )
     result = tether.train(config, reward=distinct_letters)
     assert result.before.probe is not None

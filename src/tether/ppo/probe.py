@@ -21,6 +21,7 @@ from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Greedy, SingleTurn
 
 MAX_ANSWER_TOKENS = 48
+PROBE_TEMPERATURE = 1.0  # whatever a run samples at: a likelihood is the model's own
 ASKED = "Question: {}\nAnswer:"
 Z95 = 1.959964  # the standard normal's 97.5% point
 

@@ -15,13 +15,14 @@ from tether.data.prompts import OnProgress
 from tether.dist.interrupt import Interrupt
 from tether.dist.world import world
 from tether.models.locate import find_model
+from tether.models.policy import Policy
 from tether.models.weights import trainable_parameters
 from tether.planning.plan import make_plan
 from tether.ppo.evaluate import Evaluation, evaluate, read_evaluations
 from tether.ppo.iteration import run_iteration
 from tether.ppo.optimizer import schedule_factor, warmup_factor
 from tether.ppo.pretrain import Pretrained, pretrain_critic
-from tether.ppo.probe import run_probe
+from tether.ppo.probe import PROBE_TEMPERATURE, run_probe
 from tether.ppo.result import Outcome, first_controls
 from tether.ppo.roles import Roles, build_roles
 from tether.ppo.rollout_log import rollout_rows
@@ -268,7 +269,9 @@ class PPOTraining:
         prompts = self.roles.heldout_prompts.first(self.config.train.eval_prompts)
         evaluation, events = evaluate(iterations_done, prompts, self.roles, self.config)
         if self.probe is not None and iterations_done in (0, self.iterations):
-            found = run_probe(self.probe, self.roles.actor, self.roles.vocabulary)
+            actor = self.roles.actor
+            asked = Policy(actor.model, PROBE_TEMPERATURE, actor.microbatch_tokens)
+            found = run_probe(self.probe, asked, self.roles.vocabulary)
             evaluation = replace(evaluation, probe=found)
         return Evaluated(evaluation, evaluation.record(), evaluation.responses, events)
 
