@@ -6,7 +6,7 @@ from helpers import f64, grids, numbers, table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.algo.kl import exact_kl, k1, k3
+from tether.algo.kl import exact_kl, k1, k3, sequence_k2
 
 # WORKED_EXAMPLES.md: P, Q, KL(P||Q) in nats and bits, KL(Q||P) in nats and bits.
 EXACT = {
@@ -110,3 +110,27 @@ def test_k3_clamps_the_log_ratio_at_twenty_and_nothing_else():
 def test_masked_cells_are_zero_whatever_they_held(estimator):
     rubbish = f64([math.nan, math.inf, 1.0])
     assert estimator(rubbish, f64([0.0, 0.0, 0.0]), torch.zeros(3).bool()).tolist() == [0, 0, 0]
+
+
+def test_the_kl_of_whole_responses_by_hand():
+    """Rows with q 0.5, -0.2 and 0.3 (the middle one masked): (0.5 + 0.3)²/2 = 0.32 on the last
+    token; a row without a sampled token has none. A response e^0.1 times as likely as when it was
+    sampled weighs e^0.1."""
+    new, ref = f64([[0.5, -0.2, 0.3], [9.0, 9, 9]]), f64([[0.0, 0, 0], [0, 0, 0]])
+    mask = torch.tensor([[True, False, True], [False, False, False]])
+    assert sequence_k2(new, new, ref, mask).tolist() == [[0, 0, pytest.approx(0.32)], [0, 0, 0]]
+    old = new - f64([[0.04, 7.0, 0.06], [1.0, 1, 1]])
+    found = sequence_k2(new, old, ref, mask)[0, 2]
+    assert float(found) == pytest.approx(0.32 * math.exp(0.1))
+
+
+@given(grids(numbers, numbers, st.booleans()))
+def test_the_gradient_of_a_responses_kl_is_its_sum_on_every_token(cells):
+    """d/d log pi_t of (sum q)²/2 is the sum of q, at every sampled token alike."""
+    log_probs, ref, mask = cells
+    new, flags = f64(log_probs).requires_grad_(), torch.tensor(mask)
+    sequence_k2(new, new.detach(), f64(ref), flags).sum().backward()
+    for row, marks in enumerate(mask):
+        total = sum(p - q for p, q, m in zip(log_probs[row], ref[row], marks, strict=True) if m)
+        expected = [total if m else 0.0 for m in marks]
+        assert new.grad[row].tolist() == pytest.approx(expected, abs=1e-9)

@@ -325,6 +325,14 @@ REFUSED = [
             (0.0, {"buffer_tokens": 2}, r"reward\.overlong does not go with .*gdpo"),
         )
     ),
+    (
+        {"kl__in_loss": {"level": "sequence", "estimator": "k3"}},
+        r"level sequence has one form.*estimator: k2",
+    ),
+    (
+        {"kl__in_loss": {"coef": 0.1, "level": "sequence", "estimator": "k2"}},
+        r"level sequence has one number per response.*actor\.aggregation: seq_mean_token_sum",
+    ),
     ({"advantage__lam_alpha": 0}, r"advantage\.lam_alpha is 0"),
     ({"critic__pretrain": {"heldback": 1.0}}, r"critic\.pretrain\.heldback is 1"),
     ({"critic__pretrain": {"prompts": 1}}, r"critic\.pretrain\.prompts is 1"),
@@ -545,6 +553,26 @@ def test_the_aggregation_is_that_of_the_paper_unless_another_is_written_and_said
     config = configured(SMALL, **dotted)
     assert config.aggregation == aggregation
     assert [said in note for note in config.departures] == ([True] if said else [])
+
+
+@table(
+    ("in_loss", "says_so"),
+    [
+        ({"coef": 0.1}, True),
+        ({"coef": 0.0}, False),
+        ({"coef": 0.1, "level": "sequence", "estimator": "k2"}, False),
+    ],
+)
+def test_a_kl_per_token_in_the_loss_is_said_to_be_a_partial_gradient(in_loss, says_so):
+    config = configured(SMALL, kl__in_loss=in_loss, actor__aggregation="seq_mean_token_sum")
+    assert any("partial gradient" in note for note in config.departures) == says_so
+
+
+def test_dynamic_sampling_with_a_kl_in_the_reward_is_said_not_to_pull_back():
+    dynamic = {"rollout__dynamic_sampling": {"max_rounds": 2}, "rollout__samples_per_prompt": 2}
+    for coef, says_so in ((0.1, True), (0.0, False)):
+        config = configured(SMALL, **dynamic, kl__in_reward__coef=coef)
+        assert any("no longer pull back" in note for note in config.departures) == says_so
 
 
 def test_a_key_that_stands_twice_is_an_error_with_both_lines(tmp_path):

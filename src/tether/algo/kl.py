@@ -98,6 +98,29 @@ def estimate_kl(
     raise ValueError(f"unknown KL estimator {name!r}")
 
 
+def sequence_k2(
+    log_probs: Float[Tensor, "rows response"],
+    old_log_probs: Float[Tensor, "rows response"],
+    ref_log_probs: Float[Tensor, "rows response"],
+    mask: Bool[Tensor, "rows response"],
+) -> Float[Tensor, "rows response"]:
+    """Return (sum of q)²/2 of each row, on its last True cell: one number per response.
+
+    The mean of its gradient is that of the KL of whole responses, which a KL per token in the loss
+    lacks: there a token is not charged for the KL in the states that it leads to. For responses of
+    an older policy it is weighted by their ratio as a whole, without its gradient; on the policy's
+    own that is 1.
+
+    Tang and Munos 2025 (2506.09477), who show what the sum of per-token terms leaves out.
+    """
+    total = k1(log_probs, ref_log_probs, mask).sum(dim=1)
+    moved = torch.where(mask, log_probs - old_log_probs, 0.0).sum(dim=1)
+    weight = moved.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().detach()
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, columns, -1).amax(dim=1)
+    return torch.where(columns == last[:, None], (weight * 0.5 * total**2)[:, None], 0.0)
+
+
 def full_kl(
     log_p: Float[Tensor, "*cells vocabulary"], log_q: Float[Tensor, "*cells vocabulary"]
 ) -> Float[Tensor, "*cells"]:

@@ -65,6 +65,8 @@ class KlInLossSection(Section):
     """weight of the term; 0 = none"""
     estimator: KlEstimator = "k3"
     """k1 and k3 are weighted by the ratio; k2, full, k1+ and k3+ are not"""
+    level: Literal["token", "sequence"] = "token"
+    """the KL of each token with its state fixed, or that of whole responses (estimator k2)"""
     weighting: Literal["auto", "plain", "ratio"] = "auto"
     """multiply the estimate by the differentiated ratio or not; auto does what is right"""
     ablation: bool = False
@@ -79,6 +81,11 @@ class KlInLossSection(Section):
 
     @model_validator(mode="after")
     def _right_here(self) -> KlInLossSection:
+        if self.level == "sequence" and (self.estimator, self.weighting) != ("k2", "auto"):
+            raise ValueError(
+                "level sequence has one form, half the square of a response's summed log-ratio; "
+                "write estimator: k2, and leave weighting out"
+            )
         right = ("k1", "k3") if self.by_ratio else ("k2", "full", "k1+", "k3+")
         if self.estimator == "full" and self.by_ratio:
             raise ValueError("estimator full has no ratio to weigh it by; write weighting: plain")

@@ -89,7 +89,7 @@ class Config(RunConfig):
     @property
     def departures(self) -> list[str]:
         """List the settings that make the run another algorithm than the one it names."""
-        return [*self._other_aggregation, *self._no_pull_back]
+        return [*self._other_aggregation, *self._no_pull_back, *self._states_fixed]
 
     @property
     def _no_pull_back(self) -> list[str]:
@@ -98,6 +98,19 @@ class Config(RunConfig):
         return [
             "rollout.dynamic_sampling leaves out groups whose scores are all equal, so solved "
             "prompts no longer pull back to the reference by kl.in_reward; DAPO has no KL"
+        ]
+
+    @property
+    def _states_fixed(self) -> list[str]:
+        in_loss = self.kl.in_loss
+        if in_loss.coef == 0 or in_loss.level == "sequence" or in_loss.ablation:
+            return []
+        if self.rollout.max_response_tokens == 1:
+            return []
+        return [
+            "kl.in_loss charges a token for its own KL, and not for the KL that follows from it: a "
+            "partial gradient for responses of several tokens (docs/kl.md). kl.in_reward has the "
+            "whole one, and so has kl.in_loss.level sequence"
         ]
 
     @property
@@ -212,6 +225,16 @@ class Config(RunConfig):
             raise ValueError(
                 f"advantage.estimator {self.advantage.estimator} compares the responses to one "
                 f"prompt, so rollout.samples_per_prompt must be 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sequence_kl_is_per_row(self) -> Config:
+        in_loss, summed = self.kl.in_loss, ("seq_mean_token_sum", "seq_mean_token_sum_norm")
+        if in_loss.coef > 0 and in_loss.level == "sequence" and self.aggregation not in summed:
+            raise ValueError(
+                f"kl.in_loss.level sequence has one number per response, which a mean over tokens "
+                f"would weigh by length; write actor.aggregation: {' or '.join(summed)}"
             )
         return self
 

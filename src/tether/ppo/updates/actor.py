@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tether.algo.kl import adaptive_penalty, estimate_kl, k3
+from tether.algo.kl import adaptive_penalty, estimate_kl, k3, sequence_k2
 from tether.algo.losses import LossInputs, PolicyLoss, log_ratio, policy_loss
 from tether.algo.masked import masked_mean, masked_sum, weighted_sum
 from tether.config import Config, PenaltyUpdate, TrpoUpdate
@@ -158,11 +158,13 @@ def kl_to_reference(
     batch: Minibatch,
     objective: ActorObjective,
 ) -> Float[Tensor, "rows response"]:
-    """Return the KL term per token, by the estimator and weighting of `kl.in_loss`."""
+    """Return the KL term per token, by the estimator, level and weighting of `kl.in_loss`."""
     settings, reference = objective.config.kl.in_loss, objective.roles.reference
     mask = batch.response_mask
     if settings.estimator == "full":
         return reference.full_kl(objective.roles.actor, states, batch.sequences, mask)
+    if settings.level == "sequence":
+        return sequence_k2(new_log_probs, batch.old_log_probs, batch.ref_log_probs, mask)
     kl = estimate_kl(settings.estimator, new_log_probs, batch.ref_log_probs, mask)
     if settings.by_ratio:
         return kl * log_ratio(new_log_probs, batch.old_log_probs).exp()
