@@ -21,13 +21,32 @@ API_PAGES = {
         "From Python",
         "What the commands call. `import tether` has the first ones under shorter names: "
         "`tether.train`, `tether.resume`, `tether.check`, `tether.evaluate`, `tether.generate`, "
-        "`tether.sft`, `tether.reward_model`, `tether.trace`, `tether.export`.",
-        ["tether.api", "tether.train.training.Result", "tether.ppo.evaluate.Evaluation"],
+        "`tether.sft`, `tether.reward_model`, `tether.trace`, `tether.export`, `tether.start`, "
+        "`tether.diff`, `tether.doctor`. What they return and take follows them.",
+        [
+            "tether.api",
+            "tether.config.load.load_config",
+            "tether.config.ppo.Config",
+            "tether.train.stepping.Run",
+            "tether.train.stepping.Iteration",
+            "tether.train.training.Result",
+            "tether.train.watch.Watcher",
+            "tether.ppo.evaluate.Evaluation",
+            "tether.ppo.evaluate.Estimate",
+            "tether.rewards.values",
+            "tether.run.rows.Row",
+            "tether.run.compare.Comparison",
+            "tether.run.doctor.findings.Diagnosis",
+            "tether.explain.trace.Trace",
+            "tether.plots",
+            "tether.errors",
+        ],
     ),
     "reference/algo.md": (
         "tether.algo: the maths",
         "Pure functions on tensors: no config beyond the section that names a loss or estimator, "
-        "no random state, no process group. Shapes are checked in the tests.",
+        "no random state, no process group. They are stable: names, arguments and shapes change "
+        "only with a line in the changelog. Shapes are checked in the tests.",
         [
             "tether.algo.losses",
             "tether.algo.advantages",
@@ -35,6 +54,7 @@ API_PAGES = {
             "tether.algo.masked",
             "tether.algo.importance",
             "tether.algo.trust_region",
+            "tether.algo.random",
             "tether.types",
         ],
     ),

@@ -94,11 +94,15 @@ def start(
     It is the run that `train` makes, byte for byte; between two iterations it waits for the caller.
     The arguments are those of `train`.
 
-    >>> run = tether.start("arithmetic", reward=lambda response: -len(response))
+    >>> small = {"rollout.prompts": 4, "actor.minibatch_rows": 8, "data.heldout": None}
+    >>> config = tether.load_config("arithmetic", {**small, "train.iterations": 9, "threads": 1})
+    >>> run = tether.start(config, reward=lambda response: -len(response))
     >>> for iteration in run:
-    ...     print(iteration.number, iteration.metrics["score/mean"], iteration.responses[0])
-    ...     if iteration.metrics["kl/sequence_mean"] > 2:
+    ...     print(iteration.number, len(iteration.responses), "score/mean" in iteration.metrics)
+    ...     if iteration.number == 1:
     ...         run.stop()
+    0 8 True
+    1 8 True
     """
     config = as_config(config)
     _refuse_unnamed_resume(config.run.dir, resume)

@@ -134,6 +134,7 @@ class Run:
 
     @property
     def iterations_done(self) -> int:
+        """Iterations so far, those of earlier attempts included."""
         return self.result.iterations_done
 
     @property

@@ -40,19 +40,26 @@ class Watcher(Generic[E]):
     def preparing(self, what: str) -> None:
         """Called while files are hashed, if that takes long."""
 
-    def started(self, run: Path, iterations: int) -> None: ...
+    def started(self, run: Path, iterations: int) -> None:
+        """Called once the run's directory is there."""
 
-    def resumed(self, iterations_done: int, checkpoint: Path | None) -> None: ...
+    def resumed(self, iterations_done: int, checkpoint: Path | None) -> None:
+        """Called where a run goes on; without a checkpoint it begins again."""
 
-    def warned(self, warning: str) -> None: ...
+    def warned(self, warning: str) -> None:
+        """Called with a sentence about something unusual."""
 
-    def checked(self, findings: str) -> None: ...
+    def checked(self, findings: str) -> None:
+        """Called with what the self-check before the first iteration found."""
 
     def tried(self, trial: Trial) -> None:
         """Called for each row that the reward was tried on before training."""
 
-    def evaluating(self, rows: int) -> None: ...
+    def evaluating(self, rows: int) -> None:
+        """Called before an evaluation on so many held-out prompts."""
 
-    def evaluated(self, evaluation: E) -> None: ...
+    def evaluated(self, evaluation: E) -> None:
+        """Called with what an evaluation found."""
 
-    def iterated(self, record: IterationRecord) -> None: ...
+    def iterated(self, record: IterationRecord) -> None:
+        """Called after each iteration, once its lines are in the run's files."""
