@@ -65,10 +65,6 @@ def shorter(response: str) -> float:
     return -float(len(response))
 
 
-def ones(response: str) -> float:
-    return response.count("1") / 16
-
-
 def alike(response: str) -> float:
     """Pay for one character over and over."""
     return max(map(response.count, response), default=0) / 16
@@ -119,10 +115,9 @@ TROUBLES: dict[str, tuple[str, dict[str, Any], Reward | None]] = {
         {**RANDOM, "actor.lr": 1e-2, "kl.in_reward.coef": 0.0, "train.iterations": 40},
         alike,
     ),
-    "reward: minus the characters": (
+    "random model, minus the characters": (
         "one_length",
-        {"actor.lr": 1.5e-3, "kl.in_reward.coef": 1e-6, "data.heldout": None,
-         "train.iterations": 24},
+        {**RANDOM, "actor.lr": 5e-3, "kl.in_reward.coef": 0.0},
         shorter,
     ),
     "prompts known or impossible, grpo": (
@@ -136,34 +131,18 @@ TROUBLES: dict[str, tuple[str, dict[str, Any], Reward | None]] = {
         {"actor.lr": 2e-3, "actor.epochs": 4, "kl.in_reward.coef": 0.0},
         None,
     ),
-    "16 epochs on each batch": (
-        "stale_rows",
-        {"actor.epochs": 16, "critic.epochs": 2, "train.iterations": 8},
-        None,
-    ),
     "a rule that nothing meets": (
         "score_never_varies",
         {"reward.kind": "regex", "reward.arguments": {"pattern": "zzz"}},
         None,
     ),
     "4 tokens per response": ("truncation", {"rollout.max_response_tokens": 4}, None),
-    "reward: how many ones": (
-        "repetition",
-        {
-            "actor.lr": 1.5e-3,
-            "kl.in_reward.coef": 1e-6,
-            "rollout.max_response_tokens": 24,
-            "train.iterations": 16,
-            "data.heldout": None,
-        },
-        ones,
-    ),
     "sampler keeps its first weights": ("sampler_mismatch", {}, None),
     "learning rate 1e-8": ("learning_rate_too_low", {"actor.lr": 1e-8}, None),
     "16 prompts, all paid for a first 9": (
         "heldout_falls",
         {"data.train": "nines.jsonl", "data.heldout": "tether:arithmetic/heldout.jsonl",
-         "kl.in_reward.coef": 0.0, "actor.lr": 1e-3, "train.eval_prompts": 96},
+         "kl.in_reward.coef": 0.0, "actor.lr": 1e-3, "train.eval_prompts": 300},
         first_digit,
     ),
     "a reward that raises on some rows": ("unscorable_rows", {}, fragile),
@@ -171,10 +150,6 @@ TROUBLES: dict[str, tuple[str, dict[str, Any], Reward | None]] = {
 
 HEALTHY: dict[str, tuple[dict[str, Any], Reward | None]] = {
     "clip and GAE": ({}, None),
-    "longer, linear schedule": (
-        {"train.iterations": 24, "actor.schedule": "linear", "train.eval_every": 8},
-        None,
-    ),
     "grpo": ({**GROUPS, "advantage.estimator": "grpo", "actor.lr": 3e-4}, None),
     "rloo, KL in the loss": (
         {**GROUPS, "advantage.estimator": "rloo", "kl.in_reward.coef": 0.0,

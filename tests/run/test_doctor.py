@@ -121,6 +121,12 @@ BOTH_SIDES = [
         made({"actor/entropy": [0.2] * 6 + [0.01] * 6}),
         made({"actor/entropy": [0.1] * 6 + [0.005] * 6}),
     ),
+    # It may be gone before a quarter of the run is over.
+    (
+        "entropy_collapse",
+        made({"actor/entropy": [2.0] * 2 + [0.15] * 18}, n=20),
+        made({"actor/entropy": [2.0] * 1 + [0.15] * 19}, n=20),
+    ),
     (
         "one_length",
         made({"response/length_mean": [6.0] * 6 + [1.4] * 6}),
@@ -141,6 +147,12 @@ BOTH_SIDES = [
         made({"advantage/zero_spread_share": 0.95}),
         made({"advantage/zero_spread_share": 0.85}),
     ),
+    # Few groups per iteration: the second half as a whole, 0.9125 and 0.8875 on average.
+    (
+        "zero_spread",
+        made({"advantage/zero_spread_share": [0.5] * 6 + [0.875] * 4 + [1.0, 0.975]}),
+        made({"advantage/zero_spread_share": [1.0] * 6 + [0.875] * 5 + [0.95]}),
+    ),
     (
         "score_never_varies",
         made({"score/std": 0.0, "score/mean": 0.0}),
@@ -151,6 +163,18 @@ BOTH_SIDES = [
         "score_never_varies",
         made({"score/std": [0.5] * 4 + [0.0] * 8, "score/mean": (0.9, 0.2)}),
         made({"score/std": [0.5] * 4 + [0.0] * 8, "score/mean": (0.2, 1.0)}),
+    ),
+    # Solved at once.
+    (
+        "score_never_varies",
+        made({"score/std": [0.5] + [0.0] * 11, "score/mean": [0.5] + [0.4] * 11}),
+        made({"score/std": [0.5] + [0.0] * 11, "score/mean": [0.5] + [1.0] * 11}),
+    ),
+    # A gap of 1.2 and of 0.8 spreads (0.5 each): the second is a critic behind a quick rise.
+    (
+        "critic_explains_nothing",
+        made({"critic/explained_variance": 0.0, "value/mean": 0.1, "reward/mean": 0.7}),
+        made({"critic/explained_variance": 0.0, "value/mean": 0.3, "reward/mean": 0.7}),
     ),
     (
         "critic_explains_nothing",
@@ -205,6 +229,12 @@ BOTH_SIDES = [
         "heldout_falls",
         made(evals=evals(0.6, 0.4)),
         made({"score/mean": (0.7, 0.5)}, evals=evals(0.6, 0.4)),
+    ),
+    # A few prompts are learnt within the first iteration.
+    (
+        "heldout_falls",
+        made({"score/mean": [0.5] + [1.0] * 11}, evals=evals(0.6, 0.4)),
+        made({"score/mean": 1.0}, evals=evals(0.6, 0.4)),
     ),
     # 12 iterations of 16 rows: 1% are 1.92 of 192.
     ("unscorable_rows", made(events=events("unscorable", 2)), made(events=events("unscorable", 1))),

@@ -182,7 +182,7 @@ def score_never_varies(e: Evidence) -> Found:
     spread, score = e.series("score/std"), e.series("score/mean")
     if any(p.value > 0 for p in spread[-FLAT:]):
         return ()
-    if any(p.value > 0 for p in spread) and end(score) > start(score):
+    if any(p.value > 0 for p in spread) and end(score) > score[0].value:
         return ()
     return (change("score/std", spread), Reading("score/mean", score[-1]))
 
@@ -280,7 +280,7 @@ def heldout_falls(e: Evidence) -> Found:
     points = [(_heldout(line), line) for line in e.evals]
     known = [(point, error) for (point, error), _ in points if point is not None]
     score = e.series("score/mean")
-    if len(known) < 2 or end(score) <= start(score):
+    if len(known) < 2 or end(score) <= score[0].value:  # a few prompts are learnt at once
         return ()
     (last, last_error) = known[-1]
     best, best_error = max(known[:-1], key=lambda item: item[0].value)
