@@ -22,6 +22,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tether.errors import UserError
+from tether.models.saving import save_tokenizer
 
 LAYOUT = 1  # of the cached files; another number is another place
 MANIFEST = "manifest.json"
@@ -106,7 +107,7 @@ def _unpack(path: Path, folder: Path) -> None:
         model.hf_quantizer.remove_quantization_config(model)
     make_savable(model)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def cache_folder() -> Path:

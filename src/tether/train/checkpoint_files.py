@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tether.data.batching import balance
 from tether.dist.dtensor import full_tensor
 from tether.dist.world import world
+from tether.models.saving import save_tokenizer
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def write_model(
     here = world()
     if here.size == 1:
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
         return
     folder.mkdir(exist_ok=True)
     file = folder / "model.safetensors"
@@ -78,7 +79,7 @@ def write_model(
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def _part(file: Path, writer: int, writers: int) -> Path:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from tether import __version__
 from tether.config import Config
 from tether.errors import UserError
+from tether.models.saving import save_tokenizer
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.evaluate import Estimate, Evaluation, read_evaluations
 from tether.ppo.roles import pick_device
@@ -36,7 +37,7 @@ def export_run(run: Path, config: Config, directory: Path) -> Path:
     try:
         staged.mkdir(parents=True)
         model.save_pretrained(staged)
-        vocabulary.tokenizer.save_pretrained(staged)
+        save_tokenizer(vocabulary.tokenizer, staged)
         card = model_card(int(checkpoint.name), config, read_evaluations(run))
         (staged / CARD).write_text(card, encoding="utf-8")
         (staged / SETTINGS).write_text(shared_settings(config), encoding="utf-8")
