@@ -35,7 +35,8 @@ class Section(BaseModel):
 
 
 # path/file.py:name, or the name of a module that can be imported: package.module:name
-OwnCode = Annotated[str, Field(pattern=r"^(.*\.py|[A-Za-z_]\w*(\.\w+)*):\w+$")]
+OWN_CODE = r"^(.*\.py|[A-Za-z_]\w*(\.\w+)*):\w+$"
+OwnCode = Annotated[str, Field(pattern=OWN_CODE)]
 
 
 def count_values(value: Any, limit: int) -> int:

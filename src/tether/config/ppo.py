@@ -220,6 +220,16 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _prompts_come_from_somewhere(self) -> Config:
+        sources = [*self.data.files("train"), *self.data.files("heldout")]
+        if any(file.is_environment for file in sources) and self.rollout.environment is None:
+            raise ValueError(
+                "data names the environment as its prompts, but rollout.environment is not set; "
+                "write path/file.py:make there"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_have_rows(self) -> Config:
         if self.advantage.traits.by_group and self.rollout.samples_per_prompt < 2:
             raise ValueError(

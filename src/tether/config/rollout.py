@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -15,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from tether.config.base import OwnCode, Section, Share
+from tether.config.base import OWN_CODE, OwnCode, Section, Share
 from tether.support.http import refuse_userinfo
 
 WITH_TOOLS = 384  # default of rollout.max_response_tokens where observations count as well
@@ -90,6 +91,35 @@ AnyTool = Annotated[
 ]
 
 
+ENVIRONMENT_KINDS = ("textarena", "openenv", "trl")
+
+
+class EnvironmentSection(Section):
+    """What answers the turns of the policy, and may reward them."""
+
+    kind: str
+    """path/file.py:make or package.module:make, `textarena`, `openenv` or `trl`"""
+    arguments: dict[str, Any] = {}
+    """what it is made with, by name"""
+    timeout_seconds: PositiveFloat = 10.0
+    """time that making and resetting one, or a step, may take before it counts as failed"""
+
+    @model_validator(mode="after")
+    def _known_kind(self) -> EnvironmentSection:
+        if self.kind not in ENVIRONMENT_KINDS and not re.match(OWN_CODE, self.kind):
+            raise ValueError(
+                f"kind is {self.kind!r}; write path/file.py:make, package.module:make or one of "
+                f"{', '.join(ENVIRONMENT_KINDS)}"
+            )
+        return self
+
+
+AnyEnvironment = Annotated[
+    EnvironmentSection,
+    BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
+]
+
+
 class VllmSection(Section):
     """Settings of vLLM, used with rollout.sampler vllm."""
 
@@ -142,8 +172,8 @@ class RolloutSection(Section):
     """use the sampler's log-probs as the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []
     """what the policy may call: `calculator`, {kind: search, corpus: FILE}, path/file.py:name"""
-    environment: OwnCode | None = None
-    """path/file.py:make, called once per row; it returns an object with `reset` and `step`"""
+    environment: AnyEnvironment | None = None
+    """path/file.py:make of an object with `reset` and `step`, or {kind, arguments}"""
     max_turns: PositiveInt = 4
     """times the policy may write in an episode; a call that ends its last turn is not made"""
     max_observation_tokens: PositiveInt = 128

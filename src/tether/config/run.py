@@ -141,13 +141,53 @@ def refuse_coarse_compute(compute: Compute, field: str, dtype: Dtype | None) -> 
         )
 
 
+GENERATED_ROWS = 1000  # of a source that is not a file, unless its arguments say `size`
+HELDOUT_SEED = 10**9  # the first seed of held-out rows; training rows start at 0
+
+
 class DataFile(Section):
     """One of several files of prompts that are mixed."""
 
     path: str
-    """a `.jsonl`, `.csv` or `.parquet` file"""
+    """a `.jsonl`, `.csv` or `.parquet` file, `reasoning_gym:FAMILY`, or `environment`"""
     weight: PositiveFloat = 1.0
     """how often it is drawn from, relative to the other files"""
+    arguments: dict[str, Any] = {}
+    """of reasoning_gym or the environment: `size`, `seed`, and its own by name"""
+
+    @property
+    def is_environment(self) -> bool:
+        """Return whether the prompts are what `rollout.environment` says when it is reset."""
+        return self.path == "environment"
+
+    @property
+    def is_generated(self) -> bool:
+        """Return whether the rows are made and not read."""
+        return self.is_environment or self.path.startswith("reasoning_gym:")
+
+    @property
+    def own_arguments(self) -> dict[str, Any]:
+        """Return the arguments beside size and seed."""
+        return {k: v for k, v in self.arguments.items() if k not in ("size", "seed")}
+
+    def seeds(self, heldout: bool) -> range:
+        """Return the seeds of a generated source's rows."""
+        first = self.arguments.get("seed", HELDOUT_SEED if heldout else 0)
+        return range(first, first + self.arguments.get("size", GENERATED_ROWS))
+
+    @model_validator(mode="after")
+    def _arguments_fit(self) -> DataFile:
+        if self.arguments and not self.is_generated:
+            raise ValueError(
+                f"arguments go with reasoning_gym:FAMILY or environment, not {self.path}"
+            )
+        for name, least in (("size", 1), ("seed", 0)):
+            value = self.arguments.get(name, least)
+            if type(value) is not int or value < least:
+                raise ValueError(
+                    f"arguments.{name} is {value!r}; write a whole number from {least} on"
+                )
+        return self
 
 
 def _path_or_files(value: Any) -> Any:
@@ -156,8 +196,15 @@ def _path_or_files(value: Any) -> Any:
         return value
     try:
         files = [DataFile.model_validate(item) for item in value]
-    except (TypeError, ValidationError):
+    except (TypeError, ValidationError) as error:
         files = []
+        own = (
+            [e["ctx"]["error"] for e in error.errors() if e["type"] == "value_error"]
+            if isinstance(error, ValidationError)
+            else []
+        )
+        if own:
+            raise ValueError(str(own[0])) from None
     if not files:
         raise ValueError("write a path, or a list of {path: FILE, weight: NUMBER above 0}")
     return files
@@ -170,12 +217,12 @@ class DataSection(Section):
     """Prompts: rows of JSON lines, CSV or parquet; other columns go to the reward."""
 
     train: Annotated[str | DataFiles, BeforeValidator(_path_or_files)]
-    """path of the training prompts (`tether:NAME` ships), or a list of {path, weight}"""
+    """training prompts: a path, `reasoning_gym:FAMILY`, `environment`, or a list of {path, weight}"""
     heldout: Annotated[
         str | DataFiles | None,
         BeforeValidator(lambda value: None if value is None else _path_or_files(value)),
     ] = None
-    """path of the prompts for evaluation only, or a list of {path, weight}"""
+    """prompts for evaluation only, written as `train`; generated ones have seeds of their own"""
     prompt_column: str = "prompt"
     """the column that holds the prompt: text, or a list of messages"""
     columns: dict[str, str] = {}
@@ -199,6 +246,20 @@ class DataSection(Section):
             raise ValueError(
                 "system_prompt needs the chat template, and chat_template is false; leave one out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _heldout_by_seed(self) -> DataSection:
+        for file in self.files("train"):
+            for other in self.files("heldout"):
+                same = (file.path, file.own_arguments) == (other.path, other.own_arguments)
+                a, b = file.seeds(False), other.seeds(True)
+                if same and file.is_generated and max(a.start, b.start) < min(a.stop, b.stop):
+                    raise ValueError(
+                        f"train and heldout both have the seeds {max(a.start, b.start)} to "
+                        f"{min(a.stop, b.stop) - 1} of {file.path}; leave `seed` out, or write "
+                        f"seeds that do not meet"
+                    )
         return self
 
     def files(self, split: Literal["train", "heldout"]) -> list[DataFile]:
@@ -328,6 +389,10 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
         path, colon, name = value.rpartition(":")
         return f"{change(path)}:{name}" if colon and path.endswith(".py") else value
 
+    def source(value: str) -> str:
+        """Change the path of a file of rows; rows that are made have none."""
+        return value if DataFile(path=value).is_generated else change(value)
+
     def items(section: Any, name: str) -> list[Any]:
         value = section.get(name) if isinstance(section, dict) else None
         return value if isinstance(value, list) else []
@@ -335,11 +400,15 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
     model, data, rollout, reward = (found.get(n) for n in ("model", "data", "rollout", "reward"))
     put(found, "start")  # of a recipe of several stages
     put(model, "actor", "reference", "critic", "start")
-    put(data, "train", "heldout")
+    put(data, "train", "heldout", change=source)
     put(found.get("train"), "probe")
     for file in [*items(data, "train"), *items(data, "heldout")]:
-        put(file, "path")
+        put(file, "path", change=source)
     put(rollout, "environment", change=kind)
+    environment = rollout.get("environment") if isinstance(rollout, dict) else None
+    put(environment, "kind", change=kind)
+    if isinstance(environment, dict):
+        put(environment.get("arguments"), "class", change=kind)
     tools = items(rollout, "tools")
     for number, tool in enumerate(tools):
         if isinstance(tool, str):

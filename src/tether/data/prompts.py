@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from math import ceil
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from tether.algo.random import permutation
 from tether.config import DataFile, DataSection
 from tether.data.chat_templates import TemplateTooCostly, render_chats
 from tether.data.files import BadRow, FileRow, read_file
+from tether.data.generated import generated_rows
 from tether.data.messages import (
     Prompt,
     column_names,
@@ -133,6 +134,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[i
     return [one.ids for one in encoded]
 
 
+ENVIRONMENT = "environment"  # the source whose prompts `reset` says
 ROWS_PER_BATCH = 8192  # rows that are encoded together
 OnProgress = Callable[[str, int], None]  # a file, and how many of its rows have been read
 
@@ -145,9 +147,37 @@ class PromptSet:
     sizes: list[int]  # number of prompts per file
     weights: list[float]  # per file
     broken: list[str] = field(default_factory=list)  # rows that were left out, and why
+    unread_tokens: int = 0  # the most that prompts may have which only an environment knows
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt, as far as they are known before the run."""
+        return max(*map(len, self.prompts.ids), self.unread_tokens)
+
+    def without(self, others: "PromptSet") -> "PromptSet":
+        """Return a copy without the generated prompts that `others` has as well."""
+        known = {
+            text
+            for text, file in zip(others.prompts.texts, others.prompts.files, strict=True)
+            if text and file.startswith("reasoning_gym:")
+        }
+        keep = [i for i, text in enumerate(self.prompts.texts) if text not in known]
+        if len(keep) == len(self):
+            return self
+        dropped = f"{len(self) - len(keep)} held-out questions are training questions as well"
+        starts = [0, *accumulate(self.sizes)]
+        sizes = [sum(a <= i < b for i in keep) for a, b in pairwise(starts)]
+        if not all(sizes):
+            raise UserError(
+                "All questions of a held-out source are training questions as well; give it more "
+                "rows by `size`, or a family with more questions."
+            )
+        return replace(
+            self, prompts=self._pick(keep), sizes=sizes, broken=[*self.broken, f"{dropped}."]
+        )
 
     def first(self, count: int) -> Prompts:
         """Return prompts from the top of the file; of several files, by weight."""
@@ -195,12 +225,14 @@ def load_prompts(
     columns: Sequence[str] = (),
     context: int | None = None,
     reading: OnProgress | None = None,
+    heldout: bool = False,
 ) -> PromptSet:
     """Read and check every row. A broken one is refused with its file and line, or left out and
     named.
 
     Every row must have `columns` besides the prompt. `context` is the number of tokens that the
-    model's positions leave for a prompt. `reading` is called with the progress.
+    model's positions leave for a prompt. `reading` is called with the progress. Of a source that is
+    not a file, held-out rows have seeds of their own.
     """
     files = [DataFile(path=files)] if isinstance(files, str) else files
     if not data.chat_template:
@@ -209,7 +241,11 @@ def load_prompts(
     found, sizes, broken = Prompts([], [], [], [], [], []), [], []
     for file in files:
         before, problems, read = len(found), [], 0
-        rows = read_file(file.path)
+        rows = (
+            generated_rows(file, data.prompt_column, heldout)
+            if file.is_generated
+            else read_file(file.path)
+        )
         while batch := list(islice(rows, ROWS_PER_BATCH)):
             for place, problem in check.add(found, batch, file.path):
                 where = f"{place}: {problem}"
@@ -224,7 +260,8 @@ def load_prompts(
             raise UserError(f"{file.path} has no rows{first}")
         sizes.append(len(found) - before)
         broken += problems
-    return PromptSet(found, sizes, [file.weight for file in files], broken)
+    unread = data.max_prompt_tokens if any(file.is_environment for file in files) else 0
+    return PromptSet(found, sizes, [file.weight for file in files], broken, unread)
 
 
 @dataclass(frozen=True)
@@ -241,6 +278,9 @@ class _RowCheck:
     ) -> Iterator[tuple[str, Exception]]:
         """Add the good rows of a batch; yield place and problem of each broken one."""
         data = self.data
+        if path == ENVIRONMENT:
+            _add_unread(found, batch)
+            return
         parsed = [_parse(row, path, data) for row in batch]
         prompts = [prompt for prompt in parsed if not isinstance(prompt, BadRow)]
         encoded = iter(encode_prompts(self.tokenizer, prompts, data.system_prompt))
@@ -263,6 +303,17 @@ class _RowCheck:
             found.positions.append(row.position)
             found.files.append(path)
             found.messages.append(None if isinstance(prompt, str) else prompt)
+
+
+def _add_unread(found: Prompts, batch: list[FileRow]) -> None:
+    """Add rows whose prompt the environment will say when it is reset."""
+    for row in batch:
+        found.texts.append("")
+        found.ids.append([])
+        found.columns.append(row.columns)
+        found.positions.append(row.position)
+        found.files.append(row.path)
+        found.messages.append(None)
 
 
 def _parse(row: FileRow, path: str, data: DataSection) -> Prompt | BadRow:

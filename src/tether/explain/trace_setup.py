@@ -14,6 +14,7 @@ from tether.config import Config
 from tether.config.load import load_config, read_recipe, shipped_recipes
 from tether.data.batching import length_mask, pad_right
 from tether.data.files import BadRow, read_file
+from tether.data.generated import generated_rows
 from tether.data.messages import parse_prompt, prompt_text, reward_columns
 from tether.errors import UserError
 from tether.models.locate import find_model
@@ -59,8 +60,13 @@ def find_columns(
 def _in_files(prompt: str, config: Config) -> Columns | None:
     """Return the other columns of the first row with exactly this prompt."""
     column = config.data.prompt_column
-    for file in config.data.files("train") + config.data.files("heldout"):
-        for row in read_file(file.path):
+    splits = [(file, False) for file in config.data.files("train")]
+    splits += [(file, True) for file in config.data.files("heldout")]
+    for file, heldout in splits:
+        if file.is_environment:  # whose prompts nothing but a reset knows
+            continue
+        made = file.is_generated
+        for row in generated_rows(file, column, heldout) if made else read_file(file.path):
             try:
                 if prompt_text(parse_prompt(row.columns, column)) == prompt:
                     rest = reward_columns(row.columns, column, config.data.columns)

@@ -247,7 +247,9 @@ class Plan:
         rollout = self.config.rollout
         if not rollout.is_multi_turn:
             return []
-        who = rollout.environment or ", ".join(tool.kind for tool in rollout.tools)
+        environment = rollout.environment
+        tools = ", ".join(tool.kind for tool in rollout.tools)
+        who = tools if environment is None else environment.kind
         most = f"with {who}; at most {rollout.max_observation_tokens} tokens per observation"
         return [("turns per row", f"{rollout.max_turns}", most)]
 
@@ -283,7 +285,7 @@ def make_plan(config: Config, roles: Roles) -> Plan:
     plan = Plan(
         config=config,
         networks=outline_networks(config),
-        longest_prompt=max(map(len, roles.train_prompts.prompts.ids)),
+        longest_prompt=roles.train_prompts.longest,
         train_prompts=len(roles.train_prompts),
         heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
         notes=tuple(config.departures),

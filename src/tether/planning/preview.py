@@ -62,11 +62,13 @@ def _plan_shapes(
         return Plan(config, networks, longest, notes=(*config.departures, reason, unread))
     vocabulary = load_vocabulary(settings.actor, networks.actor, settings.hub)
 
-    def load(files: str | list[DataFile]) -> PromptSet:
-        return load_prompts(files, config.data, vocabulary.tokenizer, columns, room, reading)
+    def load(files: str | list[DataFile], heldout: bool) -> PromptSet:
+        tokenizer = vocabulary.tokenizer
+        return load_prompts(files, config.data, tokenizer, columns, room, reading, heldout)
 
-    train_prompts = load(config.data.train)
-    heldout = None if config.data.heldout is None else load(config.data.heldout)
+    train_prompts, heldout = load(config.data.train, heldout=False), None
+    if config.data.heldout is not None:
+        heldout = load(config.data.heldout, heldout=True)
     tried: list[Trial] = []
     if learned_model(config.reward) is None or reward is not None:
         scorer = build_scorer(config, reward, train_prompts, torch.device("cpu"))
@@ -77,7 +79,7 @@ def _plan_shapes(
     return Plan(
         config=config,
         networks=networks,
-        longest_prompt=max(map(len, train_prompts.prompts.ids)),
+        longest_prompt=train_prompts.longest,
         train_prompts=len(train_prompts),
         heldout_prompts=len(heldout) if heldout else 0,
         notes=(*config.departures, reason),

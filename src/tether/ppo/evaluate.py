@@ -19,6 +19,7 @@ from tether.ppo.scoring import ScoringContext, response_texts, score_record, sco
 from tether.rewards.functions import Reward, columns_for_reward
 from tether.rewards.scorers import Scorer
 from tether.rollout.engine import EngineSampler
+from tether.rollout.environments.episodes import told_prompts
 from tether.rollout.openai import OpenAIEngine
 from tether.rollout.sampler import Draw, Episodes, Greedy, Sampler
 from tether.rollout.tools.build import build_episode_source
@@ -151,9 +152,10 @@ def sample_responses(
     prompts: Prompts, sampler: Sampler, episodes: Episodes, config: Config
 ) -> EvaluationResponses:
     """Sample a greedy and a random response to each prompt."""
-    greedy = sampler.run(episodes(prompts), Greedy())
+    asked = episodes(prompts)
+    greedy = sampler.run(asked, Greedy())
     sampled = sampler.run(episodes(prompts), Draw(config.seed, "evaluate", 0))
-    return EvaluationResponses(prompts, greedy, sampled)
+    return EvaluationResponses(told_prompts(prompts, asked), greedy, sampled)
 
 
 def score_evaluation(
@@ -258,10 +260,15 @@ def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> E
         raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
     vocabulary = load_vocabulary_without_model(config.model.actor, config.model.hub)
     columns = columns_for_reward(config.reward, reward)
-    prompts = load_prompts(config.data.heldout, config.data, vocabulary.tokenizer, columns, None)
+    prompts = load_prompts(
+        config.data.heldout, config.data, vocabulary.tokenizer, columns, None, heldout=True
+    )
     scorer = build_scorer(config, reward, prompts, pick_device(config.device))
     return EndpointEvaluation(
-        vocabulary, prompts, build_episode_source(config.rollout, vocabulary).episodes, scorer
+        vocabulary,
+        prompts,
+        build_episode_source(config.rollout, vocabulary, config.data).episodes,
+        scorer,
     )
 
 

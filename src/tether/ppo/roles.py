@@ -99,18 +99,20 @@ def build_roles(
     day = template_day(config, vocabulary)
     fix_date(vocabulary.tokenizer, day)
 
-    def load(files: str | list[DataFile]) -> PromptSet:
+    def load(files: str | list[DataFile], heldout: bool) -> PromptSet:
         context = room_for_prompts(config, model.config)
-        return load_prompts(files, config.data, vocabulary.tokenizer, columns, context, reading)
+        tokenizer = vocabulary.tokenizer
+        return load_prompts(files, config.data, tokenizer, columns, context, reading, heldout)
 
     layers = let_layers_learn(model, config.model.actor, config)
     lower_layers = layers[0] if layers else 0
     refuse_unsplittable(model, lower_layers, config.model.actor)
     tokens = config.actor.microbatch_tokens
     actor = Policy(model, rollout.temperature, tokens, lower_layers)
-    train_prompts = load(config.data.train)
-    heldout_prompts = None if config.data.heldout is None else load(config.data.heldout)
-    turns = build_episode_source(rollout, vocabulary)
+    train_prompts, heldout_prompts = load(config.data.train, heldout=False), None
+    if config.data.heldout is not None:
+        heldout_prompts = load(config.data.heldout, heldout=True).without(train_prompts)
+    turns = build_episode_source(rollout, vocabulary, config.data)
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, actor, layers, scorer.units(), device)
     reference = _build_reference(config, actor, device)
@@ -195,7 +197,7 @@ def _may_share_prompts(
     if not config.shares_prompts:
         return False
     rollout = config.rollout
-    longest_row = max(map(len, prompts.prompts.ids)) + rollout.max_response_tokens
+    longest_row = prompts.longest + rollout.max_response_tokens
     if rollout.environment is not None:  # the text of its reset follows the prompt
         longest_row += rollout.max_observation_tokens
     trunks = [trunk(actor)]
@@ -388,7 +390,7 @@ def _reference_responses(
     vocabulary = load_vocabulary(name, model, settings.hub)
     sampler = LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature)
     sampler.sync(model, 0)
-    episodes = build_episode_source(rollout, vocabulary).episodes(prompts)
+    episodes = build_episode_source(rollout, vocabulary, config.data).episodes(prompts)
     sampled: Rollout = sampler.run(episodes, Draw(config.seed, "normalise", 0))
     ids, lengths = sampled.response_ids.tolist(), sampled.response_lengths.tolist()
     return [

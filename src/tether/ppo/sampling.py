@@ -16,6 +16,7 @@ from tether.errors import RunStopped
 from tether.ppo.result import Clock, Controls, DroppedGroups, refuse_failing_tools
 from tether.ppo.roles import Roles
 from tether.ppo.scoring import score_rollout, shape_overlong
+from tether.rollout.environments.episodes import told_prompts
 from tether.rollout.sampler import Draw
 from tether.run.metrics import Event, Mean
 from tether.types import Prompts, Rollout, Scores
@@ -57,7 +58,9 @@ def _round(
     """Sample and score `count` prompts of the stream from `start` on, all responses of each."""
     prompts = roles.train_prompts.window(start, count, config.seed, config.data.shuffle)
     prompts = prompts.repeat(config.rollout.samples_per_prompt)
-    rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, purpose, iteration))
+    episodes = roles.episodes(prompts)
+    prompts = told_prompts(prompts, episodes)
+    rollout = roles.sampler.run(episodes, Draw(config.seed, purpose, iteration))
     refuse_failing_tools(rollout, config)
     clock.lap("rollout")
     scores, events = score_rollout(prompts, rollout, roles, config)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tether.algo.random import uniform
 from tether.rollout.local import Row, collate
 from tether.rollout.sampler import Draw, Episode, Greedy
-from tether.rollout.turns import MultiTurn, answer_all
+from tether.rollout.turns import MultiTurn, answer_all, close_all
 from tether.types import Rollout
 
 SEEDS = 2**53  # as many as a float64 in [0, 1) tells apart
@@ -96,6 +96,7 @@ class EngineSampler:
             for row, answer in zip(over, answers, strict=True):
                 row.add_observation(answer, self.max_response_tokens)
             live = [row for row in over if row.finish is None]
+        close_all(episodes)
         return collate(rows, self.float_type, self.device)
 
     def _requests(self, live: list[Row], choice: Draw | Greedy) -> list[GenerationRequest]:

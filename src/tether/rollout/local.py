@@ -17,9 +17,17 @@ from tether.models.kv_cache import SlotCache
 from tether.models.lora import adapter_merged, merged_bytes
 from tether.models.packed_weights import packed_bytes, packed_weights
 from tether.models.token_log_probs import tempered_logits
-from tether.rollout.sampler import Done, Draw, Episode, Greedy, Observe, tool_calls_of
+from tether.rollout.sampler import (
+    Done,
+    Draw,
+    Episode,
+    Greedy,
+    Observe,
+    tool_calls_of,
+    turn_rewards_of,
+)
 from tether.rollout.token_choice import choose_tokens
-from tether.rollout.turns import answer_all
+from tether.rollout.turns import answer_all, close_all
 from tether.support.memory import return_freed_memory
 from tether.types import FinishReason, Rollout
 
@@ -48,7 +56,7 @@ class Row:
         self.log_probs.append(log_prob)
         self.token = token
         self.turn_over = self.episode.add_token(token)
-        if token in eos_ids:
+        if token in eos_ids and not getattr(self.episode, "continues_after_eos", False):
             self.finish = "eos"
         elif len(self.ids) >= limit and not self.turn_over:
             self.finish = "length"
@@ -60,8 +68,8 @@ class Row:
         """
         self.turn_over = False
         match answer:
-            case Done():
-                self.finish = "stop"
+            case Done(reason):
+                self.finish = reason
             case Observe(ids):
                 self.unread = list(ids)[: limit - len(self.ids)]
                 self.ids += self.unread
@@ -107,6 +115,7 @@ class LocalSampler:
         rows = [Row(*pair) for pair in zip(numbers, episodes, strict=True)]
         with adapter_merged(self.model), packed_weights(self.model):
             self._decode(rows, choice)
+        close_all(episodes)
         kind = self.model.device.type
         return_freed_memory(merged_bytes(self.model, kind) + packed_bytes(self.model, kind))
         float_type = torch.promote_types(self.model.dtype, torch.float32)
@@ -175,6 +184,7 @@ def collate(rows: list[Row], float_type: torch.dtype, device: torch.device) -> R
         rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
         finish_reasons=tuple(row.finish for row in rows if row.finish is not None),
         calls=tool_calls_of([row.episode for row in rows]),
+        turn_rewards=turn_rewards_of([row.episode for row in rows]),
     )
 
 

@@ -10,7 +10,7 @@ from tether.data.batching import concat_rollouts, own_rows
 from tether.dist.collectives import gather_results
 from tether.dist.fsdp import unsharded_model
 from tether.rollout.token_choice import Draw, Greedy
-from tether.types import Call, Prompts, Rollout
+from tether.types import Call, FinishReason, Prompts, Rollout
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,15 @@ class Observe:
 
 @dataclass(frozen=True)
 class Done:
-    """The episode is over."""
+    """The episode is over: by itself, or cut off by its environment."""
+
+    reason: FinishReason = "stop"
 
 
 @runtime_checkable
 class Episode(Protocol):
-    """A prompt and all that follows it. EOS always ends it, without a call of `answer`."""
+    """A prompt and all that follows it. EOS ends it, without a call of `answer`, unless the turns
+    of the episode end with EOS (`continues_after_eos` True)."""
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -73,6 +76,12 @@ def tool_calls_of(episodes: Sequence[Episode]) -> tuple[tuple[Call, ...], ...]:
     """Return the tool calls of each episode; an empty tuple if there are none at all."""
     calls = tuple(tuple(getattr(episode, "calls", ())) for episode in episodes)
     return calls if any(calls) else ()
+
+
+def turn_rewards_of(episodes: Sequence[Episode]) -> tuple[tuple[float | None, ...], ...]:
+    """Return the rewards of each episode's turns; an empty tuple if there are none at all."""
+    rewards = tuple(tuple(getattr(episode, "turn_rewards", ())) for episode in episodes)
+    return rewards if any(rewards) else ()
 
 
 @runtime_checkable

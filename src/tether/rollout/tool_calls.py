@@ -26,6 +26,10 @@ class InvalidArguments(Exception):
     """Raised by a tool that cannot use its arguments; the policy reads the sentence."""
 
 
+class WrongResult(Exception):
+    """Raised where a tool or environment returned what cannot be used; the sentence says what."""
+
+
 @dataclass(frozen=True)
 class ToolRequest:
     """A call that is to be made."""
@@ -45,6 +49,7 @@ class ToolResult:
     seconds: float
     error: str | None = None
     fault: Fault | None = None
+    abandoned: bool = False  # its thread may still run
 
 
 class _Thread(threading.Thread):
@@ -65,6 +70,8 @@ class _Thread(threading.Thread):
             value = self.request.run(self.request.arguments)
         except InvalidArguments as refusal:
             error, fault = str(refusal), "policy"
+        except WrongResult as wrong:
+            error, fault = str(wrong), "tool"
         except BaseException as raised:  # SystemExit too: it would end the thread silently
             error, fault = describe(raised), "tool"
         self.returned = ToolResult(value, time.perf_counter() - began, error, fault)
@@ -119,7 +126,8 @@ def _wait(
 
 def _timed_out(request: ToolRequest) -> ToolResult:
     limit = request.timeout_seconds
-    return ToolResult(None, limit, f"it took longer than timeout_seconds = {limit:g}", "tool")
+    why = f"it took longer than timeout_seconds = {limit:g}"
+    return ToolResult(None, limit, why, "tool", abandoned=True)
 
 
 def _not_called(request: ToolRequest) -> ToolResult:

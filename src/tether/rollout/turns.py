@@ -139,6 +139,28 @@ def answer_all(episodes: Sequence[Episode]) -> list[Observe | Done]:
     return answers
 
 
+@runtime_checkable
+class Closable(Protocol):
+    """An episode that holds something to be closed when it is over."""
+
+    def close_request(self) -> ToolRequest | None:
+        """Return the call that closes it, if one is due."""
+        ...
+
+    def closed(self, returned: ToolResult) -> None:
+        """Record how that went."""
+        ...
+
+
+def close_all(episodes: Sequence[Episode]) -> None:
+    """Close what the episodes hold, now that they are over."""
+    open_ones = [(e, e.close_request()) for e in episodes if isinstance(e, Closable)]
+    asked = [(episode, request) for episode, request in open_ones if request is not None]
+    results = call_all([request for _, request in asked])
+    for (episode, _), returned in zip(asked, results, strict=True):
+        episode.closed(returned)
+
+
 def observation_text(name: str, returned: ToolResult) -> str:
     """Return the text that the policy sees.
 

@@ -55,7 +55,10 @@ def _walk(field: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_code(field: str, value: str) -> bool:
-    """Return whether it is `file.py:name` or another `where:name`, except `model:PATH`."""
+    """Return whether it is `file.py:name` or another `where:name`, except `model:PATH`, or a
+    command."""
     leaf = field.rsplit(".", 1)[-1]
-    names_code = leaf in ("kind", "environment")
+    if leaf == "command" or field.split(".")[-2:-1] == ["command"]:
+        return True
+    names_code = leaf in ("kind", "environment", "class")
     return names_code and ":" in value and not value.startswith("model:")

@@ -123,6 +123,8 @@ def ppo_input_files(config: Config) -> Iterator[tuple[str, dict[str, Path]]]:
     for split in ("train", "heldout"):
         given = config.data.files(split)
         for number, file in enumerate(given):
+            if file.is_generated:  # by the config and an installed package, or the environment
+                continue
             which = "" if len(given) == 1 else f"[{number}]"
             path = assets.resolve(file.path)
             yield f"data.{split}{which}", {path.name: path}
@@ -133,7 +135,10 @@ def ppo_input_files(config: Config) -> Iterator[tuple[str, dict[str, Path]]]:
         elif isinstance(tool, OwnTool):
             yield f"rollout.tools[{number}]", own_files(tool.kind)
     if config.rollout.environment is not None:
-        yield "rollout.environment", own_files(config.rollout.environment)
+        environment = config.rollout.environment
+        files = own_files(str(environment.arguments.get("class", environment.kind)))
+        if files:
+            yield "rollout.environment", files
     reward = learned_model(config.reward)
     if reward is not None:
         yield "reward.kind", model_files(find_model(reward))

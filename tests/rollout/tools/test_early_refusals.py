@@ -13,7 +13,6 @@ from tether.config import DataSection
 from tether.config.load import validate_config
 from tether.data.prompts import load_prompts
 from tether.errors import UserError
-from tether.rollout.tools import environment
 from tether.rollout.tools.build import build_episode_source
 from tether.types import Prompts
 
@@ -88,9 +87,9 @@ def test_an_environment_that_cannot_work_is_refused(own, byte_tokenizer, name, w
         build_episode_source(section, vocabulary(byte_tokenizer))
 
 
-def test_an_environment_whose_constructor_hangs_has_the_limit(own, byte_tokenizer, monkeypatch):
-    monkeypatch.setattr(environment, "TIMEOUT_SECONDS", 0.3)
-    section = settings(tools=[], environment=f"{own}:Hangs", max_observation_tokens=40)
+def test_an_environment_whose_constructor_hangs_has_the_limit(own, byte_tokenizer):
+    hangs = {"kind": f"{own}:Hangs", "timeout_seconds": 0.3}
+    section = settings(tools=[], environment=hangs, max_observation_tokens=40)
     episodes = build_episode_source(section, vocabulary(byte_tokenizer)).episodes
     began = time.monotonic()
     [row] = episodes(Prompts(["p"], [[1]], [{}], [0], [""], [None]))

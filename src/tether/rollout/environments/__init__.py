@@ -1,0 +1,1 @@
+"""Environments: what answers the turns of the policy, and may reward them."""

@@ -1,0 +1,45 @@
+"""Build what `rollout.environment` names."""
+
+import functools
+from typing import cast
+
+from tether.config import DataSection, EnvironmentSection, RolloutSection
+from tether.errors import UserError
+from tether.models.vocabulary import Vocabulary
+from tether.rollout.chat_turns import chat_reply
+from tether.rollout.environments.environment import MakeEnvironment, check_environment, stops_of
+from tether.rollout.environments.episodes import EnvironmentEpisodes, EnvironmentKind
+from tether.rollout.turn_tokens import TurnTokenizer
+from tether.support.user_code import load_user_code
+
+LINE_FEED = ("\n",)
+
+
+def build_environments(
+    section: EnvironmentSection,
+    settings: RolloutSection,
+    vocabulary: Vocabulary,
+    data: DataSection | None,
+) -> EnvironmentEpisodes:
+    """Return what makes an episode per row; the environment is checked as far as it can be."""
+    make, stops = _own(section)
+    reply = "{}"
+    if stops is None and vocabulary.tokenizer.chat_template is not None:
+        stops, reply = (), chat_reply(vocabulary.tokenizer, vocabulary.eos_ids)
+    stops = LINE_FEED if stops is None else stops
+    turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, stops)
+    turn_tokens.check_room(reply, settings.max_observation_tokens)
+    kind = EnvironmentKind(make, stops, reply, section)
+    return EnvironmentEpisodes(kind, turn_tokens, settings, data)
+
+
+def _own(section: EnvironmentSection) -> tuple[MakeEnvironment, tuple[str, ...] | None]:
+    """Return what makes the user's environment, and the texts that end a turn in it."""
+    where = f"rollout.environment {section.kind}"
+    loaded = load_user_code(section.kind, "rollout.environment")
+    if not callable(loaded):
+        raise UserError(f"{where} is {type(loaded).__name__}; name a class, or what makes one.")
+    check_environment(loaded, section.arguments, where)
+    make = functools.partial(loaded, **section.arguments)
+    # What it makes is the user's: a call that fails costs its row.
+    return cast(MakeEnvironment, make), stops_of(loaded, where)
