@@ -221,7 +221,7 @@ def describe(node: dict[str, Any]) -> tuple[str, str]:
     options = [option for option in node.get("anyOf", [node]) if option.get("type") != "null"]
     option = options[0]
     values = option.get("enum", [option["const"]] if "const" in option else None)
-    kinds = [JSON_NAMES.get(one["type"], one["type"]) for one in options]
+    kinds = [JSON_NAMES.get(one.get("type", "object"), one.get("type")) for one in options]
     kind = " or ".join(kinds + ["null"] * (len(options) < len(node.get("anyOf", [node]))))
     if values is not None:
         return kind, ", ".join(f"`{value}`" for value in values)

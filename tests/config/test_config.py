@@ -495,7 +495,7 @@ def test_the_critics_adam_is_the_actors_unless_given_and_zero_is_given():
         ({"tools": ["calculator"], "environment": "a.py:b"}, "exclude each other"),
         ({"tools": ["calculator"], "max_response_tokens": 128}, "counts observations too"),
         ({"state_masking": False}, "needs tools or an environment"),
-        ({"environment": "somewhere"}, r"rollout\.environment is 'somewhere'"),
+        ({"environment": "somewhere"}, r"rollout\.environment: kind is 'somewhere'"),
     ],
 )
 def test_tools_that_cannot_work_are_refused_by_name(rollout, sentence):

@@ -69,6 +69,37 @@ class CalculatorTool(ToolSection):
     """arithmetic"""
 
 
+class McpTool(ToolSection):
+    """The tools of an MCP server, each `<its_name>{"argument": …}</its_name>`."""
+
+    kind: Literal["mcp"]
+    """a server of the Model Context Protocol"""
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    """a program and its arguments, which is started and spoken to over stdio"""
+    url: str | None = None
+    """a server over HTTP instead: http://HOST:PORT/mcp"""
+    only: Annotated[list[str], Field(min_length=1)] | None = None
+    """names of the tools that the policy may call; default: all of them"""
+    variables: list[str] = []
+    """environment variables that the program gets beside PATH, HOME and the like"""
+    key_variable: Annotated[str, Field(pattern=r"^\w+$")] | None = None
+    """the environment variable that holds the server's API key, sent as a bearer token"""
+    connect_seconds: PositiveFloat = 30.0
+    """time that starting or reaching the server may take"""
+
+    @model_validator(mode="after")
+    def _one_server(self) -> McpTool:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("mcp needs either a command or a url, and not both")
+        if self.url is not None:
+            refuse_userinfo("url", self.url, "name the variable with the key by key_variable")
+            if not self.url.startswith(("http://", "https://")):
+                raise ValueError(f"url is {self.url!r}; write http://HOST:PORT/mcp")
+        if self.key_variable is not None and self.url is None:
+            raise ValueError("key_variable goes with a url; a program gets its key by variables")
+        return self
+
+
 class OwnTool(ToolSection):
     """A function of the user, or an object with a name, a pattern and a call."""
 
@@ -78,13 +109,14 @@ class OwnTool(ToolSection):
 
 def _tool_kind(value: Any) -> str:
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return kind if kind in ("search", "calculator") else "own"
+    return kind if kind in TOOL_TAGS else "own"
 
 
-TOOL_TAGS = ("search", "calculator", "own")
+TOOL_TAGS = ("search", "calculator", "mcp", "own")
 AnyTool = Annotated[
     Annotated[SearchTool, Tag("search")]
     | Annotated[CalculatorTool, Tag("calculator")]
+    | Annotated[McpTool, Tag("mcp")]
     | Annotated[OwnTool, Tag("own")],
     Discriminator(_tool_kind),
     BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
@@ -171,7 +203,7 @@ class RolloutSection(Section):
     reuse_log_probs: bool = False
     """use the sampler's log-probs as the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []
-    """what the policy may call: `calculator`, {kind: search, corpus: FILE}, path/file.py:name"""
+    """what the policy may call: `calculator`, {kind: search | mcp, …}, path/file.py:name"""
     environment: AnyEnvironment | None = None
     """path/file.py:make of an object with `reset` and `step`, or {kind, arguments}"""
     max_turns: PositiveInt = 4

@@ -196,15 +196,13 @@ def _path_or_files(value: Any) -> Any:
         return value
     try:
         files = [DataFile.model_validate(item) for item in value]
-    except (TypeError, ValidationError) as error:
-        files = []
-        own = (
-            [e["ctx"]["error"] for e in error.errors() if e["type"] == "value_error"]
-            if isinstance(error, ValidationError)
-            else []
-        )
+    except ValidationError as error:
+        own = [e["msg"] for e in error.errors() if e["type"] == "value_error"]
         if own:
-            raise ValueError(str(own[0])) from None
+            raise ValueError(own[0].removeprefix("Value error, ")) from None
+        files = []
+    except TypeError:
+        files = []
     if not files:
         raise ValueError("write a path, or a list of {path: FILE, weight: NUMBER above 0}")
     return files
@@ -217,7 +215,7 @@ class DataSection(Section):
     """Prompts: rows of JSON lines, CSV or parquet; other columns go to the reward."""
 
     train: Annotated[str | DataFiles, BeforeValidator(_path_or_files)]
-    """training prompts: a path, `reasoning_gym:FAMILY`, `environment`, or a list of {path, weight}"""
+    """training prompts: a file, `reasoning_gym:NAME`, `environment`, or a list of {path, weight}"""
     heldout: Annotated[
         str | DataFiles | None,
         BeforeValidator(lambda value: None if value is None else _path_or_files(value)),

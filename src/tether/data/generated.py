@@ -4,13 +4,12 @@ Every row has a seed of its own. Held-out rows have others than training rows, a
 writes the same ones: `DataSection` refuses that.
 """
 
-import importlib
 from collections.abc import Iterator
-from typing import Any
 
 from tether.config import DataFile
 from tether.data.files import FileRow
 from tether.errors import UserError, describe
+from tether.support.reasoning_gym import reasoning_gym_family
 
 
 def generated_rows(file: DataFile, prompt_column: str, heldout: bool) -> Iterator[FileRow]:
@@ -39,24 +38,3 @@ def generated_rows(file: DataFile, prompt_column: str, heldout: bool) -> Iterato
             },
         }
         yield FileRow(file.path, "item", number, columns)
-
-
-def reasoning_gym_family(family: str, seed: int, size: int, arguments: dict[str, Any]) -> Any:
-    """Return reasoning-gym's dataset of a family; item i is made from seed + i."""
-    try:
-        package = importlib.import_module("reasoning_gym")
-    except ImportError:
-        raise UserError(
-            f"reasoning_gym:{family} needs the package: pip install 'tether[reasoning]'."
-        ) from None
-    factory = importlib.import_module("reasoning_gym.factory")
-    if family not in factory.DATASETS:
-        raise UserError(
-            f"reasoning_gym has no family {family!r}; it has {', '.join(sorted(factory.DATASETS))}."
-        )
-    try:
-        return package.create_dataset(family, seed=seed, size=size, **arguments)
-    except Exception as error:  # its checks are assertions and errors of many types
-        raise UserError(
-            f"reasoning_gym:{family} refuses its arguments: {describe(error)}."
-        ) from None

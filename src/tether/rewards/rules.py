@@ -1,6 +1,9 @@
 """The rewards that ship: plain functions, chosen by name in `reward.kind`, with constants from
 `reward.arguments`. Imports no torch."""
 
+import functools
+import importlib
+import json
 import logging
 import re
 import string
@@ -13,6 +16,7 @@ from typing import Any
 
 from tether.errors import UserError
 from tether.rewards.constraints import all_constraints, constraints
+from tether.support.reasoning_gym import reasoning_gym_family
 
 Answer = str | int | float
 Answers = Answer | Sequence[Answer]
@@ -197,6 +201,24 @@ def repetition(response: str, words: int = 2) -> float:
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
+def reasoning_gym(response: str, reasoning_gym: Mapping[str, Any]) -> float:
+    """Return what reasoning-gym itself gives for the answer: what is between <answer> and
+    </answer>, or else the whole response. Rows of `data.train: reasoning_gym:NAME` fit it."""
+    where = dict(reasoning_gym)
+    family = _family(where["family"], where["seed"], where["size"], json.dumps(where["arguments"]))
+    return float(family.score_answer(tagged_answer(response), family[where["index"]]))
+
+
+def tagged_answer(response: str) -> str:
+    """Return the last answer between tags, or the whole text, without the space around it."""
+    return (re.findall(r"<answer>(.*?)</answer>", response, re.DOTALL) or [response])[-1].strip()
+
+
+@functools.lru_cache(maxsize=64)
+def _family(name: str, seed: int, size: int, arguments: str) -> Any:
+    return reasoning_gym_family(name, seed, size, json.loads(arguments))
+
+
 RULES: dict[str, Callable[..., float]] = {
     "exact_answer": exact_answer,
     "exact_match": exact_match,
@@ -212,6 +234,7 @@ RULES: dict[str, Callable[..., float]] = {
     "search_answer": search_answer,
     "search_format": search_format,
     "search_retrieval": search_retrieval,
+    "reasoning_gym": reasoning_gym,
 }
 
 
@@ -242,6 +265,8 @@ def check_constants(kind: str, arguments: Mapping[str, Any]) -> None:
 
 def warm_up(kind: str) -> None:
     """Import what takes long, before the first row's time limit starts."""
+    if kind == "reasoning_gym":
+        importlib.import_module("reasoning_gym")
     if kind == "math_verify":
         import math_verify  # noqa: F401
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tether.data.chat_templates import TemplateFailed, render_chat
 from tether.errors import UserError
+from tether.models.vocabulary import decode
 
 ASKED, SAID, SEEN = "Qask0", "Qsaid1", "Qseen2"  # stand-ins; letters that no template changes
 
@@ -44,7 +45,7 @@ def chat_reply(
             f"their order, once each; name texts that end a turn by `stops`."
         )
     between, _, after = text.partition(SAID)[2].partition(SEEN)
-    before = _after_eos(between, [tokenizer.convert_ids_to_tokens(i) for i in sorted(eos_ids)])
+    before = _after_eos(between, [decode(tokenizer, [i]) for i in sorted(eos_ids)])
     if "{}" in before + after:
         raise UserError("The model's chat template writes {} between turns, which stands for text.")
     return before + "{}" + after

@@ -61,4 +61,5 @@ def _is_code(field: str, value: str) -> bool:
     if leaf == "command" or field.split(".")[-2:-1] == ["command"]:
         return True
     names_code = leaf in ("kind", "environment", "class")
-    return names_code and ":" in value and not value.startswith("model:")
+    ours = value.startswith(("model:", "tether.tasks."))
+    return names_code and ":" in value and not ours

@@ -1,4 +1,4 @@
-"""The tools and the environment of docs/search.md, as they stand there."""
+"""The tools of docs/search.md, as they stand there."""
 
 import re
 from pathlib import Path
@@ -33,11 +33,3 @@ def test_the_tools_do_what_the_page_says(files, byte_tokenizer):
     assert say(row, "<weather>Aru</weather>") == "<result>rain</result>"
     assert say(row, "[[water]]") == "((水))"
     assert say(row, "<calculate>(1 + 2) * 3.5</calculate>") == "<result>10.5</result>"
-
-
-def test_the_environment_does_what_the_page_says(files, byte_tokenizer):
-    row = row_with(byte_tokenizer, {"number": "7"}, tools=[], environment=f"{files}/guess.py:Guess")
-    assert byte_tokenizer.decode(row.prompt_ids[1:]) == " Guess!"
-    assert say(row, "is it 5?") == " more "
-    assert say(row, "9!") == " less "
-    assert say(row, "then 7!") is None

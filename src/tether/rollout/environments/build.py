@@ -4,11 +4,13 @@ import functools
 from typing import cast
 
 from tether.config import DataSection, EnvironmentSection, RolloutSection
+from tether.data.messages import without_chat_template
 from tether.errors import UserError
 from tether.models.vocabulary import Vocabulary
 from tether.rollout.chat_turns import chat_reply
 from tether.rollout.environments.environment import MakeEnvironment, check_environment, stops_of
 from tether.rollout.environments.episodes import EnvironmentEpisodes, EnvironmentKind
+from tether.rollout.environments.textarena import TextArenaGame, check_game
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.support.user_code import load_user_code
 
@@ -22,12 +24,19 @@ def build_environments(
     data: DataSection | None,
 ) -> EnvironmentEpisodes:
     """Return what makes an episode per row; the environment is checked as far as it can be."""
-    make, stops = _own(section)
-    reply = "{}"
-    if stops is None and vocabulary.tokenizer.chat_template is not None:
-        stops, reply = (), chat_reply(vocabulary.tokenizer, vocabulary.eos_ids)
+    match section.kind:
+        case "textarena":
+            check_game(section.arguments)
+            make, stops = functools.partial(TextArenaGame, **section.arguments), None
+        case _:
+            make, stops = _own(section)
+    tokenizer, reply = vocabulary.tokenizer, "{}"
+    if data is not None and not data.chat_template:
+        tokenizer = without_chat_template(tokenizer)
+    if stops is None and tokenizer.chat_template is not None:
+        stops, reply = (), chat_reply(tokenizer, vocabulary.eos_ids)
     stops = LINE_FEED if stops is None else stops
-    turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, stops)
+    turn_tokens = TurnTokenizer(tokenizer, vocabulary.eos_ids, stops)
     turn_tokens.check_room(reply, settings.max_observation_tokens)
     kind = EnvironmentKind(make, stops, reply, section)
     return EnvironmentEpisodes(kind, turn_tokens, settings, data)

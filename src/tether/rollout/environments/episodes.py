@@ -211,13 +211,15 @@ class EnvironmentEpisodes:
         """Put what `reset` said into the prompt."""
         if not prompts.ids[row]:
             self._take_prompt(episode, opening)
-        elif opening and not isinstance(opening, str):
+        elif not opening:
+            return
+        elif not isinstance(opening, str):
             episode.fail_reset("reset returned messages, but the row has a prompt of its own")
-        elif opening and self.kind.end_marks:
+        elif self.kind.end_marks:
             limit = self.settings.max_observation_tokens
             said, _, _ = self.turn_tokens.observation(opening, "{}", limit)
             episode.prompt_ids += said
-        elif opening:
+        else:
             opening = opening[: self.settings.max_observation_tokens * LONGEST_TOKEN]
             before = prompts.messages[row] or prompts.texts[row]
             episode.prompt_ids = self._rendered(_joined(before, opening))

@@ -12,9 +12,9 @@ from typing import Any
 
 from tether.data.files import BadRow
 from tether.data.messages import Prompt, parse_prompt
+from tether.rewards.values import LARGEST_SCORE
 from tether.rollout.tool_calls import WrongResult
 
-LARGEST_REWARD = 1e15  # its square is still finite in float32
 GYMNASIUM = ("observation", "reward", "terminated", "truncated", "info")
 MAPPING = (*GYMNASIUM, "done")  # done: terminated, by its older name
 
@@ -37,6 +37,8 @@ def read_step(value: object) -> Step:
     """Return what `step` returned as a `Step`, or raise `WrongResult`."""
     if value is None:
         return Step(None, terminated=True)
+    if isinstance(value, Step):
+        return value
     if isinstance(value, str):
         return Step(value)
     if isinstance(value, tuple):
@@ -94,7 +96,7 @@ def _number(value: Any) -> float:
         number = float(value)
     except Exception as error:  # an array of several numbers has __float__ too
         raise WrongResult(f"the reward is not a number: {error}") from None
-    if not math.isfinite(number) or abs(number) > LARGEST_REWARD:
+    if not math.isfinite(number) or abs(number) > LARGEST_SCORE:
         raise WrongResult(f"the reward is {number}")
     return number
 

@@ -2,11 +2,20 @@
 
 from dataclasses import dataclass, field
 
-from tether.config import CalculatorTool, DataSection, OwnTool, RolloutSection, SearchTool
+from tether.config import (
+    AnyTool,
+    CalculatorTool,
+    DataSection,
+    McpTool,
+    OwnTool,
+    RolloutSection,
+    SearchTool,
+)
 from tether.models.vocabulary import Vocabulary
 from tether.rollout.environments.build import build_environments
 from tether.rollout.sampler import Episodes, single_turns
 from tether.rollout.tools.calculator import calculate
+from tether.rollout.tools.mcp import build_mcp
 from tether.rollout.tools.search import build_search
 from tether.rollout.tools.tool import Tool, ToolHandler, as_tool
 from tether.rollout.turn_tokens import TurnTokenizer
@@ -35,7 +44,7 @@ def build_episode_source(
     if settings.environment is not None:
         return EpisodeSource(build_environments(settings.environment, settings, vocabulary, data))
     broken: list[str] = []
-    toolbox = ToolHandler([_build_tool(tool, broken) for tool in settings.tools])
+    toolbox = ToolHandler([own for tool in settings.tools for own in _build_tools(tool, broken)])
     turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, toolbox.end_marks)
     for tool in toolbox.tools:
         turn_tokens.check_room(tool.reply, settings.max_observation_tokens)
@@ -44,6 +53,12 @@ def build_episode_source(
         return [MultiTurn(ids, toolbox, turn_tokens, settings) for ids in prompts.ids]
 
     return EpisodeSource(episodes, broken)
+
+
+def _build_tools(settings: AnyTool, broken: list[str]) -> list[Tool]:
+    if isinstance(settings, McpTool):
+        return build_mcp(settings, "rollout.tools mcp")
+    return [_build_tool(settings, broken)]
 
 
 def _build_tool(settings: SearchTool | CalculatorTool | OwnTool, broken: list[str]) -> Tool:
