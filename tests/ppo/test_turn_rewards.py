@@ -14,6 +14,7 @@ from tether.config import AdvantageSection
 from tether.data.batching import concat_rollouts
 from tether.ppo.iteration import run_iteration
 from tether.ppo.scoring import score_rollout, turn_ends
+from tether.rewards.functions import RewardPart
 from tether.rewards.scorers import EnvironmentScorer, InProcessScorer
 from tether.types import Prompts, Rollout
 
@@ -55,7 +56,11 @@ def score(scored_config, vocabulary):
     """A function: score the two rows by a reward function, or by what their environment gave."""
 
     def run(reward=None, truncation="zero", **fields):
-        scorer = EnvironmentScorer() if reward is None else InProcessScorer(reward)
+        scorer = (
+            EnvironmentScorer(RewardPart("environment"))
+            if reward is None
+            else InProcessScorer(reward)
+        )
         config = configured(
             scored_config, advantage__truncation=truncation, reward__max_failed_share=1.0
         )

@@ -11,7 +11,7 @@ from tether.rewards.functions import (
     signature_of,
 )
 from tether.rewards.rules import exact_answer
-from tether.rewards.scorers import ChildScorer
+from tether.rewards.workers import ChildScorer
 
 ROW = {"prompt": "1+1=?", "response": "2", "finished": True, "answer": "2"}
 
@@ -174,24 +174,6 @@ def test_a_module_is_named_with_dots(tmp_path, monkeypatch):
         load_reward("my_rewards_package.none:f")
     with pytest.raises(UserError, match=r"my_rewards_package\.own has no function 'g'"):
         load_reward("my_rewards_package.own:g")
-
-
-async def awaited(response):
-    return 1.0
-
-
-class Awaited:
-    async def __call__(self, response):
-        return 1.0
-
-
-def test_an_async_reward_is_refused_before_training(tmp_path):
-    (tmp_path / "mine.py").write_text("async def f(response):\n    return 1.0\n")
-    with pytest.raises(UserError, match=r"mine\.py:f is an `async def`"):
-        load_reward(f"{tmp_path}/mine.py:f")
-    for function in (awaited, Awaited()):
-        with pytest.raises(UserError, match=r"async def"):
-            required_columns(function)
 
 
 def test_an_error_of_tethers_own_names_no_line():

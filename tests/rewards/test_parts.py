@@ -6,7 +6,8 @@ from helpers import table
 from tether.config import RewardSection
 from tether.errors import UserError
 from tether.rewards.functions import RewardPart, columns_for_reward, load_part, parts_of
-from tether.rewards.scorers import ChildScorer, Verdict, weighted_sum
+from tether.rewards.scorers import Verdict, weighted_sum
+from tether.rewards.workers import ChildScorer
 
 FILE = """
 import os, time

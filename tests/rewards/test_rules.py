@@ -20,7 +20,7 @@ from tether.rewards.rules import (
     number_match,
     regex,
 )
-from tether.rewards.scorers import ChildScorer
+from tether.rewards.workers import ChildScorer
 
 REWARDS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
 

@@ -8,7 +8,8 @@ from helpers import table
 
 from tether.errors import UserError
 from tether.rewards.functions import RewardPart
-from tether.rewards.scorers import ChildScorer, InProcessScorer, Verdict
+from tether.rewards.scorers import InProcessScorer, Verdict
+from tether.rewards.workers import ChildScorer
 
 FUNCTIONS = """
 import ctypes, math, os, sys, time
@@ -105,9 +106,9 @@ def test_megabytes_of_prints_do_not_reach_the_scores(child, capfd):
 
 def test_one_child_serves_many_batches(child):
     child.score(rows("fine"))
-    process = child.child.process.pid
+    process = child.workers[0].child.process.pid
     assert child.score(rows("fine", "raise", "fine"))[2] == Verdict(2.5)
-    assert child.child.process.pid == process
+    assert child.workers[0].child.process.pid == process
 
 
 def test_more_rows_than_a_pipe_holds_are_all_scored(child):

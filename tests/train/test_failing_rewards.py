@@ -66,9 +66,12 @@ def test_a_trace_says_as_much(config, tmp_path):
     ("text", "why"),
     [
         ("def f(response): return '1.0'\n", "returned str, not a number"),
-        ("def f(response): return [1.0]\n", "returned list, not a number"),
+        (
+            "def f(response): return [1.0]\n",
+            "returned a list for one row",
+        ),
         ("def f(completions, **kwargs): return 1.0\n", "returned float, not a list"),
-        ("async def f(response): return 1.0\n", "is an `async def`"),
+        ("def f(response): yield 1.0\n", "yields, which is no number"),
     ],
 )
 @pytest.mark.parametrize("start", [api.check, api.train])

@@ -13,7 +13,7 @@ import tether
 from tether import api
 from tether.errors import RunStopped, UserError
 from tether.rewards.functions import RewardPart
-from tether.rewards.scorers import ChildScorer
+from tether.rewards.workers import ChildScorer
 from tether.train.watch import Watcher
 
 

@@ -9,10 +9,12 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Tag,
+    ValidationError,
     model_validator,
 )
 
@@ -260,17 +262,108 @@ class RolloutSection(Section):
         return self
 
 
+class ServerArguments(Section):
+    """What rewards that ask a server have in common."""
+
+    url: str
+    """the server's address, http:// or https://"""
+    key_variable: Annotated[str, Field(pattern=r"^\w+$")] | None = None
+    """the environment variable that holds the server's API key, sent as a bearer token"""
+    retries: NonNegativeInt = 4
+    """times a request that failed is repeated, within the time limit for all attempts"""
+    pause_seconds: PositiveFloat = 0.5
+    """wait before the first repetition, twice as long before each further one"""
+    max_bytes: PositiveInt = 1_000_000
+    """a larger answer is refused"""
+    record: str | None = None
+    """verdicts of an earlier run to take from where they fit: RUN/verdicts.jsonl"""
+
+    @model_validator(mode="after")
+    def _address(self) -> ServerArguments:
+        refuse_userinfo("url", self.url, "name the variable with the key by key_variable")
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url is {self.url!r}; write http://HOST:PORT/…")
+        return self
+
+
+class HttpArguments(ServerArguments):
+    """`reward.arguments` of kind http: a reward server."""
+
+    timeout_seconds: PositiveFloat = 60.0
+    """time that the one request for all rows of an iteration may take, with all attempts"""
+
+
+class JudgeArguments(ServerArguments):
+    """`reward.arguments` of kind judge: a model behind an OpenAI-compatible server."""
+
+    model: str
+    """its name at the server"""
+    prompt: str
+    """what it is asked; {prompt}, {response} and any column in braces are filled in"""
+    system: str | None = None
+    """a system message before it"""
+    pattern: str | None = None
+    """regular expression; the score is its first group where it matches last in the answer"""
+    score_field: str | None = None
+    """take the score from this field of the last JSON object in the answer instead"""
+    lowest: float | None = None
+    """an answer below is no score"""
+    highest: float | None = None
+    """an answer above is no score"""
+    temperature: NonNegativeFloat = 0.0
+    """of the judge's sampling"""
+    max_tokens: PositiveInt = 512
+    """of the judge's answer"""
+    requests_per_minute: PositiveFloat | None = None
+    """rate limit of each training process; default: none"""
+
+    @model_validator(mode="after")
+    def _readable(self) -> JudgeArguments:
+        if self.pattern is not None and self.score_field is not None:
+            raise ValueError("pattern and score_field exclude each other; write one of them")
+        try:
+            groups = re.compile(self.pattern or "()").groups
+        except re.error as error:
+            raise ValueError(f"pattern {self.pattern!r} cannot be read: {error}") from None
+        if groups < 1:
+            raise ValueError(
+                f"pattern {self.pattern!r} has no group for the score; write (…) around it"
+            )
+        if "{response}" not in self.prompt and "{policy_turns}" not in self.prompt:
+            raise ValueError("prompt has no {response}, so the judge would not see it")
+        return self
+
+
+SERVERS: dict[str, type[ServerArguments]] = {"judge": JudgeArguments, "http": HttpArguments}
+
+
+def _check_arguments(kind: str | None, arguments: dict[str, Any]) -> None:
+    """Refuse arguments that do not fit a judge or a reward server."""
+    if kind in SERVERS:
+        try:
+            SERVERS[kind].model_validate(arguments)
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            field = ".".join(map(str, ("arguments", *first["loc"])))
+            raise ValueError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
 class RewardPart(Section):
     """One of several rewards that are summed."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     """its name in metrics and rollouts"""
     kind: str
-    """a rule that ships, `path/file.py:function` or `package.module:function`"""
+    """a rule that ships, `path/file.py:function`, `judge`, `http` or `environment`"""
     weight: float = 1.0
     """factor of its value in the score"""
     arguments: dict[str, Any] = {}
-    """constants for the function, by the names of its parameters"""
+    """constants for the function, by the names of its parameters; or the fields of a judge"""
+
+    @model_validator(mode="after")
+    def _arguments_fit(self) -> RewardPart:
+        _check_arguments(self.kind, self.arguments)
+        return self
 
 
 RewardParts = Annotated[list[RewardPart], Field(min_length=1)]
@@ -291,13 +384,19 @@ class RewardSection(Section):
     """What turns a response into a score: one reward by `kind`, or several by `parts`."""
 
     kind: str | None = None
-    """a rule that ships, `path/file.py:function`, `module:function`, `model:PATH`, `environment`"""
+    """a rule, `path/file.py:function`, `model:PATH`, `judge`, `http` or `environment`"""
     arguments: dict[str, Any] = {}
-    """constants for the function, by the names of its parameters"""
+    """constants for the function, by the names of its parameters; or the fields of a judge"""
     parts: RewardParts | None = None
     """rewards that are summed: a list of {name, kind, weight, arguments}"""
     overlong: OverlongSection | None = None
     """a penalty on long responses, added to training scores only; null = none"""
+    workers: PositiveInt = 1
+    """child processes per training process that run the function, each with a part of the rows"""
+    concurrency: PositiveInt = 32
+    """calls of an `async` function, and requests to a judge, that each worker has in flight"""
+    memory_gigabytes: PositiveFloat | None = None
+    """memory that a worker may take once it has imported the function; default: no limit"""
     timeout_seconds: PositiveFloat = 10.0
     """time one row may take before its score counts as failed"""
     import_timeout_seconds: PositiveFloat = 120.0
@@ -311,6 +410,7 @@ class RewardSection(Section):
             raise ValueError("kind is missing; name a rule, write path/file.py:function, or parts")
         if self.parts and (self.kind is not None or self.arguments):
             raise ValueError("kind and parts exclude each other; write one more part instead")
+        _check_arguments(self.kind, self.arguments)
         names = [part.name for part in self.parts or ()]
         twice = [name for name in names if names.count(name) > 1]
         if twice:

@@ -413,7 +413,8 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
             tools[number] = kind(tool)
         put(tool, "kind", change=kind)
         put(tool, "corpus")
-    put(reward, "kind", change=kind)
-    for part in items(reward, "parts"):
+    for part in (reward, *items(reward, "parts")):
         put(part, "kind", change=kind)
+        if isinstance(part, dict) and part.get("kind") in ("judge", "http"):
+            put(part.get("arguments"), "record")
     return found

@@ -165,8 +165,12 @@ def score_evaluation(
     prompts, greedy, sampled = responses.prompts, responses.greedy, responses.sampled
     for rollout in (greedy, sampled):
         refuse_failing_tools(rollout, config)
-    greedy_scores, greedy_events = score_responses(prompts, greedy, context, config)
-    sampled_scores, sampled_events = score_responses(prompts, sampled, context, config)
+    greedy_scores, greedy_events = score_responses(
+        prompts, greedy, context, config, iteration=iteration
+    )
+    sampled_scores, sampled_events = score_responses(
+        prompts, sampled, context, config, iteration=iteration
+    )
     evaluation = Evaluation(
         iteration=iteration,
         greedy=estimate(greedy_scores),

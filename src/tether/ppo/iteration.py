@@ -58,7 +58,7 @@ def run_iteration(
     # Rollout: the actor samples a response to each prompt, as it was after the last iteration.
     # Scores: one number per response. A row that could not be scored is masked from here on.
     batch = sample_batch(iteration, controls, roles, config, clock)
-    greedy_scores = score_greedy(batch.prompts, roles, config)
+    greedy_scores = score_greedy(batch.prompts, roles, config, iteration)
     clock.lap("reward")
 
     made = make_experience(batch.rollout, batch.scores, greedy_scores, controls.beta, roles, config)

@@ -1,7 +1,9 @@
 """The four roles (actor, critic, reference, reward) and what they need, built once per run."""
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import nn
@@ -43,20 +45,24 @@ from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
 from tether.rewards.functions import (
-    ENVIRONMENT,
+    SOURCES,
     Reward,
+    RewardPart,
     columns_for_reward,
     learned_model,
     parts_of,
 )
 from tether.rewards.learned import LearnedScorer, measure_scale
 from tether.rewards.scorers import (
-    ChildScorer,
     EnvironmentScorer,
     InProcessScorer,
+    PartScorer,
     Scale,
     Scorer,
+    SumScorer,
 )
+from tether.rewards.servers import HttpScorer, JudgeScorer
+from tether.rewards.workers import ChildScorer
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import DistributedSampler, Draw, Episodes, Sampler
@@ -307,14 +313,43 @@ def build_scorer(
     names runs in a child process.
     """
     if reward is not None:
-        return InProcessScorer(reward)
+        return InProcessScorer(reward, config.reward.concurrency)
     name = learned_model(config.reward)
     if name is not None:
         return build_learned_scorer(config, name, prompts, device)
-    if config.reward.kind == ENVIRONMENT:
-        return EnvironmentScorer()
-    limits = config.reward.timeout_seconds, config.reward.import_timeout_seconds
-    return ChildScorer(parts_of(config.reward), *limits)
+    scorers = [_part_scorer(parts, config) for parts in _neighbours(parts_of(config.reward))]
+    return scorers[0] if len(scorers) == 1 else SumScorer(scorers)
+
+
+def _neighbours(parts: Sequence[RewardPart]) -> list[list[RewardPart]]:
+    """Group neighbouring parts that run in the same processes: functions and rules."""
+    grouped = groupby(parts, key=lambda part: part.kind if part.kind in SOURCES else "")
+    groups = [(kind, list(group)) for kind, group in grouped]
+    return [
+        piece
+        for kind, group in groups
+        for piece in ([[part] for part in group] if kind else [group])
+    ]
+
+
+def _part_scorer(parts: Sequence[RewardPart], config: Config) -> PartScorer:
+    """Build what scores some parts of the reward."""
+    settings = config.reward
+    match parts[0].kind:
+        case "environment":
+            return EnvironmentScorer(parts[0])
+        case "judge":
+            return JudgeScorer(parts[0], settings.timeout_seconds, settings.concurrency)
+        case "http":
+            return HttpScorer(parts[0])
+    return ChildScorer(
+        parts,
+        settings.timeout_seconds,
+        settings.import_timeout_seconds,
+        settings.workers,
+        settings.concurrency,
+        settings.memory_gigabytes,
+    )
 
 
 def pick_device(name: str) -> torch.device:

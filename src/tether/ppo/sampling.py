@@ -63,7 +63,7 @@ def _round(
     rollout = roles.sampler.run(episodes, Draw(config.seed, purpose, iteration))
     refuse_failing_tools(rollout, config)
     clock.lap("rollout")
-    scores, events = score_rollout(prompts, rollout, roles, config)
+    scores, events = score_rollout(prompts, rollout, roles, config, iteration)
     clock.lap("reward")
     return Batch(prompts, rollout, scores, events)
 

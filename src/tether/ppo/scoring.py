@@ -14,7 +14,7 @@ from tether.config import Config
 from tether.errors import RunStopped, UserError
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.roles import Roles
-from tether.rewards.scorers import Scorer, Verdict
+from tether.rewards.scorers import Batch, Scorer, Verdict
 from tether.rollout.sampler import Greedy
 from tether.run.metrics import Event
 from tether.run.writer import shortest_floats
@@ -104,7 +104,7 @@ def shortened(text: str) -> str:
 
 
 def score_rollout(
-    prompts: Prompts, rollout: Rollout, context: ScoringContext, config: Config
+    prompts: Prompts, rollout: Rollout, context: ScoringContext, config: Config, iteration: int = 0
 ) -> tuple[Scores, list[Event]]:
     """Return the scores that rows are trained on, and an event for each row that is dropped.
 
@@ -113,7 +113,15 @@ def score_rollout(
     loss nor baseline has it (DAPO's overlong filtering, Yu et al. 2025, arXiv 2503.14476).
     """
     bootstrapped = rollout.truncated & (config.advantage.truncation == "bootstrap")
-    scores, events = score_responses(prompts, rollout, context, config, skip=bootstrapped)
+    scores, events = score_responses(
+        prompts,
+        rollout,
+        context,
+        config,
+        skip=bootstrapped,
+        iteration=iteration,
+        samples=config.rollout.samples_per_prompt,
+    )
     masks = config.advantage.truncation == "mask"
     if masks:
         scores = replace(scores, usable=scores.usable & ~rollout.truncated)
@@ -168,8 +176,12 @@ def score_responses(
     context: ScoringContext,
     config: Config,
     skip: Bool[Tensor, " rows"] | None = None,
+    iteration: int = 0,
+    samples: int = 1,
 ) -> tuple[Scores, list[Event]]:
     """Return one score per row; a row that could not be scored is unusable and has an event.
+
+    Neighbours are `samples` rows of one prompt.
 
     Rows that `skip` (rows) marks are not scored, and stay usable. Raises `RunStopped` where more
     than `reward.max_failed_share` of the rows fail.
@@ -181,7 +193,7 @@ def score_responses(
     def rows(numbers: Iterable[int]) -> list[dict[str, Any]]:
         return [_asked_row(prompts, rollout, n, texts[n], context.vocabulary) for n in numbers]
 
-    verdicts = context.reward.score(rows(asked))
+    verdicts = context.reward.score(rows(asked), Batch(asked, iteration, samples))
     earned = context.reward.earned(rows(sorted(skipped))) if skipped else None
     if earned is not None:  # rewards of the turns before a response was cut off are its own
         verdicts, asked, skipped = [*verdicts, *earned], [*asked, *sorted(skipped)], set()
@@ -197,6 +209,7 @@ def score_responses(
             f"{events[0].message}.",
             events,
         )
+    context.reward.accept()
 
     def by_row(numbers: list[float]) -> Float[Tensor, " rows"]:
         spread = torch.zeros(len(prompts), dtype=rollout.rollout_log_probs.dtype)
@@ -264,7 +277,9 @@ def rows_without_group(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tens
     return usable & (counts < 2)
 
 
-def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor, " rows"]:
+def score_greedy(
+    prompts: Prompts, roles: Roles, config: Config, iteration: int = 0
+) -> Float[Tensor, " rows"]:
     """Return the score of the greedy response to each row's prompt (rows): ReMax's baseline
     (Li et al., arXiv 2310.10505). It is 0 where the estimator does not need it.
 
@@ -275,7 +290,7 @@ def score_greedy(prompts: Prompts, roles: Roles, config: Config) -> Float[Tensor
         return torch.zeros(len(prompts), device=device)
     once = prompts.every(samples)
     rollout = roles.sampler.run(roles.episodes(once), Greedy())
-    scores, _ = score_responses(once, rollout, roles, config)
+    scores, _ = score_responses(once, rollout, roles, config, iteration=iteration)
     return scores.values.repeat_interleave(samples)
 
 

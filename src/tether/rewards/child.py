@@ -1,46 +1,71 @@
 """The child process in which rewards run: `python -m tether.rewards.child IN OUT`.
 
-The setup is a list of reward parts. Each further request is a row, and each part answers it, in
-order, with {"reward": {"response", "turns", "tokens"} or null, "parts", "extras"} or {"error":
-sentence}. Imports no torch, so that it starts fast and holds little memory.
+The setup names the parts of the reward. Each further request is {"calls": [{"part", "rows"}, …]},
+and each call is answered by {"call": its number, "answers": one per row}. One call alone may be of
+a plain function; several are of async ones, which run at the same time, and the first to end is the
+first to be answered. A request without calls is answered by what each part is. Imports no torch, so
+that it starts fast and holds little memory.
 """
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
 from typing import Any
 
-from tether.errors import describe
-from tether.rewards.functions import Reward, judge_row, load_reward
+from tether.rewards.functions import ReadyReward, load_reward
 from tether.rewards.rules import warm_up
-from tether.rewards.values import WrongType
-from tether.support.child_process import Answer, Respond, serve
+from tether.support.child_process import Answer, Respond, limit_memory, serve
 
 
-def load_parts(parts: list[dict[str, Any]]) -> Respond:
-    """Return the function that answers a row with the verdict of every part."""
-    loaded = [(_load(part["kind"]), part["arguments"]) for part in parts]
+def load_parts(setup: dict[str, Any]) -> Respond:
+    """Return the function that answers calls."""
+    parts = [_load(part["kind"], part["arguments"]) for part in setup["parts"]]
+    if setup["memory_bytes"] is not None:
+        limit_memory(setup["memory_bytes"])
+    loop = asyncio.new_event_loop()
 
-    def judge(line: str) -> Iterator[Answer]:
-        for function, arguments in loaded:
-            # Each part parses the row anew, so none can change what the next one sees.
-            yield _judge(function, json.loads(line), arguments)
+    def respond(line: str) -> Iterator[Answer]:
+        calls = json.loads(line)["calls"]
+        if not calls:
+            yield {"parts": [[part.is_async, part.by_prompt] for part in parts]}
+        elif parts[calls[0]["part"]].is_async:
+            yield from _together(loop, parts, calls, setup["concurrency"], setup["seconds"])
+        else:
+            [call] = calls
+            yield {"call": 0, "answers": parts[call["part"]].answers(call["rows"])}
 
-    return judge
+    return respond
 
 
-def _load(kind: str) -> Reward:
+def _load(kind: str, arguments: dict[str, Any]) -> ReadyReward:
     warm_up(kind)
-    return load_reward(kind)
+    return ReadyReward(load_reward(kind), arguments)
 
 
-def _judge(function: Reward, row: Mapping[str, Any], arguments: Mapping[str, Any]) -> Answer:
-    try:
-        return asdict(judge_row(function, row, arguments))
-    except WrongType as error:
-        return {"error": str(error), "wrong_type": True}
-    except Exception as error:  # a reward may raise anything; the parent names the row
-        return {"error": describe(error)}
+def _together(
+    loop: asyncio.AbstractEventLoop,
+    parts: list[ReadyReward],
+    calls: list[dict[str, Any]],
+    concurrency: int,
+    seconds: float,
+) -> Iterator[Answer]:
+    """Answer calls of async functions, `concurrency` at a time, begun in their order."""
+    asyncio.set_event_loop(loop)
+    waiting, running = list(enumerate(calls)), set()
+    while waiting or running:
+        while waiting and len(running) < concurrency:
+            number, call = waiting.pop(0)
+            running.add(loop.create_task(_answered(number, parts[call["part"]], call, seconds)))
+        done, running = loop.run_until_complete(
+            asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        )
+        for task in done:
+            yield task.result()
+
+
+async def _answered(number: int, part: ReadyReward, call: dict[str, Any], seconds: float) -> Answer:
+    rows = call["rows"]
+    return {"call": number, "answers": await part.answers_async(rows, seconds * len(rows))}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from tether.data.files import BadRow
 from tether.errors import UserError
 from tether.models.forward import Network
 from tether.models.reward_model import RewardModel
-from tether.rewards.scorers import Row, Scale, Scorer, Verdict
+from tether.rewards.functions import Row
+from tether.rewards.scorers import Batch, Scale, Scorer, Verdict
 
 
 def measure_scale(raw: Sequence[float]) -> Scale:
@@ -32,7 +33,7 @@ class LearnedScorer(Scorer):
         self.system_prompt = system_prompt
         self.scale = scale
 
-    def score(self, rows: Sequence[Row]) -> list[Verdict]:
+    def score(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict]:
         """Return one verdict per row, relative to the reference."""
         if self.scale.std == 0:
             raise UserError(

@@ -1,27 +1,22 @@
 """Scorers: a reward applied to the rows of a rollout, and what went wrong for each row."""
 
+import asyncio
 import copy
-import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tether.data.batching import own_rows
 from tether.dist.collectives import gather_results
-from tether.errors import UserError, describe
 from tether.models.forward import Network
-from tether.rewards.functions import Reward, RewardPart, judge_row
-from tether.rewards.values import LARGEST_SCORE, RowReward, Said, WrongType, add_rewards
-from tether.support.child_output import ChildOutput
-from tether.support.child_process import Answer, ChildFailed, ChildProcess, ChildTimedOut
-from tether.support.user_code import Sources
+from tether.rewards.functions import Answer, ReadyReward, Reward, RewardPart, Row, failure
+from tether.rewards.values import LARGEST_SCORE, RowReward, Said, add_rewards
 
-IMPORT_SECONDS = 120.0
-MAX_ANSWER_BYTES = 1 << 20
 NO_OPINION = "the reward returned None"
-
-Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,6 +42,18 @@ class Verdict:
         placed = said.reward if said.reward.by_token else None
         return Verdict(said.reward.total, None, said.parts, said.extras, reward=placed)
 
+    @staticmethod
+    def of_answer(answer: Answer) -> "Verdict":
+        """Return the verdict of an answer. One of another shape raises KeyError, TypeError,
+        ValueError or AttributeError."""
+        if isinstance(answer.get("error"), str):
+            return Verdict(None, answer["error"], wrong_type=bool(answer.get("wrong_type")))
+        reward = answer["reward"]
+        if reward is not None:
+            turns, tokens = (tuple(map(float, reward[name])) for name in ("turns", "tokens"))
+            reward = RowReward(float(reward["response"]), turns, tokens)
+        return Verdict.of(Said(reward, dict(answer["parts"]), dict(answer["extras"])))
+
     @property
     def placed(self) -> RowReward:
         """Return the score by where it belongs."""
@@ -65,18 +72,40 @@ class Scale:
         return (raw - self.mean) / self.std
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Where the rows of a call of `score` are from."""
+
+    numbers: Sequence[int]  # of each row in its rollout
+    iteration: int = 0
+    samples: int = 1  # rows of a prompt, which are neighbours in the rollout
+
+    def select(self, start: int, stop: int) -> "Batch":
+        """Return that of some neighbours."""
+        return Batch(self.numbers[start:stop], self.iteration, self.samples)
+
+    def prompts(self) -> list[range]:
+        """Return the rows of each prompt, as places in `numbers`."""
+        places = range(len(self.numbers))
+        groups = groupby(places, key=lambda i: self.numbers[i] // self.samples)
+        return [range(rows[0], rows[-1] + 1) for rows in (list(group) for _, group in groups)]
+
+
 @runtime_checkable
 class Scorer(Protocol):
     """The role of the reward. The defaults are those of a function: no model, no state."""
 
-    def score(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Return a verdict per row, in their order."""
+    def score(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict]:
+        """Return a verdict per row, in their order. Without a batch each row is a prompt."""
         ...
 
     def earned(self, rows: Sequence[Row]) -> list[Verdict] | None:
         """Return what rows that were cut off have earned before that; None where a score is only of
         a response that has ended."""
         return None
+
+    def accept(self) -> None:
+        """Take note that the run goes on with the verdicts of the last `score`."""
 
     def close(self) -> None:
         """End processes that the scorer has started."""
@@ -99,132 +128,174 @@ class Scorer(Protocol):
     def log_to(self, path: Path) -> None:
         """Append to a file what the reward prints."""
 
+    def record_in(self, path: Path) -> None:
+        """Append to a file what servers say, and take from it what they said before."""
+
     def printed(self) -> str:
         """Return the end of what the reward has printed."""
         return ""
 
 
 def score_across_processes(
-    rows: Sequence[Row], score: Callable[[Sequence[Row]], list[Verdict]]
-) -> list[Verdict]:
-    """Return verdicts in row order; each process scores a block of the rows."""
-    mine = own_rows(len(rows))
-    blocks = gather_results(lambda: score(rows[mine.start : mine.stop]))
-    return [verdict for block in blocks for verdict in block]
+    rows: Sequence[Row],
+    batch: Batch | None,
+    score: Callable[[Sequence[Row], Batch], list[T]],
+) -> list[T]:
+    """Return what `score` says of each row, in row order; each process has the rows of a block of
+    prompts."""
+    batch = batch or Batch(range(len(rows)))
+    prompts = batch.prompts()
+    mine = own_rows(len(prompts))
+    start, stop = (prompts[mine[0]].start, prompts[mine[-1]].stop) if mine else (0, 0)
+    blocks = gather_results(lambda: score(rows[start:stop], batch.select(start, stop)))
+    return [found for block in blocks for found in block]
+
+
+class PartScorer(Scorer):
+    """A scorer of some parts of the reward; the score is their weighted sum."""
+
+    parts: Sequence[RewardPart]
+
+    def verdicts(self, rows: Sequence[Row], batch: Batch | None) -> list[list[Verdict]]:
+        """Return per row a verdict of every part."""
+        raise NotImplementedError
+
+    def score(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict]:
+        found = self.verdicts(rows, batch)
+        return [
+            weighted_sum(self.parts, [fitting(v, row) for v in verdicts])
+            for row, verdicts in zip(rows, found, strict=True)
+        ]
+
+
+class SumScorer(PartScorer):
+    """Several scorers, each of some of the parts of one reward."""
+
+    def __init__(self, scorers: Sequence[PartScorer]) -> None:
+        self.scorers = scorers
+        self.parts = [part for scorer in scorers for part in scorer.parts]
+
+    def verdicts(self, rows: Sequence[Row], batch: Batch | None) -> list[list[Verdict]]:
+        found = [scorer.verdicts(rows, batch) for scorer in self.scorers]
+        return [[v for verdicts in of_row for v in verdicts] for of_row in zip(*found, strict=True)]
+
+    def earned(self, rows: Sequence[Row]) -> list[Verdict] | None:
+        """Return what the environment gave, if it is among the parts; the others are for whole
+        responses."""
+        found = [earned for s in self.scorers if (earned := s.earned(rows)) is not None]
+        return found[0] if found else None
+
+    def accept(self) -> None:
+        for scorer in self.scorers:
+            scorer.accept()
+
+    def close(self) -> None:
+        for scorer in self.scorers:
+            scorer.close()
+
+    def log_to(self, path: Path) -> None:
+        for scorer in self.scorers:
+            scorer.log_to(path)
+
+    def record_in(self, path: Path) -> None:
+        for scorer in self.scorers:
+            scorer.record_in(path)
+
+    def printed(self) -> str:
+        return "".join(scorer.printed() for scorer in self.scorers)
 
 
 class InProcessScorer(Scorer):
     """Call a function that exists only in this process (notebooks, closures). No time limit."""
 
-    def __init__(self, function: Reward) -> None:
+    def __init__(self, function: Reward, concurrency: int = 1) -> None:
         self.function = function
+        self.concurrency = concurrency
+        self._ready: tuple[Reward, ReadyReward] | None = None
 
-    def score(self, rows: Sequence[Row]) -> list[Verdict]:
-        return score_across_processes(rows, lambda mine: [self._score_row(row) for row in mine])
+    def score(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict]:
+        found = score_across_processes(rows, batch, self._score)
+        return [fitting(verdict, row) for verdict, row in zip(found, rows, strict=True)]
 
-    def _score_row(self, row: Row) -> Verdict:
+    def _score(self, rows: Sequence[Row], batch: Batch) -> list[Verdict]:
+        ready = self._made()
+        calls = batch.prompts() if ready.by_prompt else [range(i, i + 1) for i in range(len(rows))]
+        # Copies: rows of one prompt share what is inside their columns.
+        given = [[copy.deepcopy(dict(rows[i])) for i in call] for call in calls]
+        if ready.is_async:
+            answers = run_coroutine(_together(ready, given, self.concurrency))
+        else:
+            answers = [self._answers(ready, call) for call in given]
+        return [Verdict.of_answer(answer) for call in answers for answer in call]
+
+    def _made(self) -> ReadyReward:
+        if self._ready is None or self._ready[0] is not self.function:
+            self._ready = self.function, ReadyReward(self.function)
+        return self._ready[1]
+
+    def _answers(self, ready: ReadyReward, rows: Sequence[Row]) -> list[Answer]:
         try:
-            # A copy: rows of one prompt share what is inside their columns.
-            verdict = Verdict.of(judge_row(self.function, copy.deepcopy(dict(row))))
-        except WrongType as error:
-            return Verdict(None, str(error), wrong_type=True)
-        except (Exception, SystemExit) as error:  # a reward may raise anything; the row is named
-            return Verdict(None, describe(error))
-        return fitting(verdict, row)
+            return ready.answers(rows)
+        except SystemExit as error:
+            return [failure(error)] * len(rows)
 
 
-class ChildScorer(Scorer):
-    """Run all parts of a reward in one long-lived child.
+async def _together(
+    ready: ReadyReward, calls: Sequence[Sequence[Row]], concurrency: int
+) -> list[list[Answer]]:
+    limit = asyncio.Semaphore(concurrency)
 
-    When a row hangs or kills the child, a new child continues after that row. It runs the same
-    reward: files that were edited since the first child started stop the run.
-    """
+    async def one(rows: Sequence[Row]) -> list[Answer]:
+        async with limit:
+            return await ready.answers_async(rows, None)
 
-    def __init__(
-        self,
-        parts: Sequence[RewardPart],
-        timeout_seconds: float,
-        import_seconds: float = IMPORT_SECONDS,
-    ) -> None:
-        self.parts = parts
-        self.timeout_seconds = timeout_seconds
-        self.import_seconds = import_seconds
-        self.output = ChildOutput()
-        self.child: ChildProcess | None = None
-        self.sources = Sources(part.kind for part in parts)
-
-    def score(self, rows: Sequence[Row]) -> list[Verdict]:
-        return score_across_processes(rows, self._score)
-
-    def _score(self, rows: Sequence[Row]) -> list[Verdict]:
-        lines = [json.dumps(row) for row in rows]
-        verdicts: list[Verdict] = []
-        while len(verdicts) < len(rows):
-            child = self.child = self.child or self._start()
-            child.send(lines[len(verdicts) :])
-            while len(verdicts) < len(rows) and self.child is not None:
-                found, row = self._receive_parts(child), rows[len(verdicts)]
-                verdicts.append(weighted_sum(self.parts, [fitting(v, row) for v in found]))
-        return verdicts
-
-    def _start(self) -> ChildProcess:
-        self.sources.refuse_changed()
-        setup = [{"kind": part.kind, "arguments": dict(part.arguments)} for part in self.parts]
-        try:
-            with self.output.pipe() as output:
-                return ChildProcess(
-                    "tether.rewards.child",
-                    setup,
-                    name="the reward",
-                    seconds=self.import_seconds,
-                    output=output,
-                    max_answer_bytes=MAX_ANSWER_BYTES,
-                )
-        except ChildTimedOut:
-            raise UserError(
-                f"The reward does not start: {', '.join(part.kind for part in self.parts)} took "
-                f"longer to import than reward.import_timeout_seconds = {self.import_seconds:g}; "
-                f"raise it, or import less."
-            ) from None
-        except ChildFailed as error:
-            raise UserError(f"The reward does not start: {error}.") from None
-
-    def _receive_parts(self, child: ChildProcess) -> list[Verdict]:
-        """Return what each part says of the next row, up to one that ended the child."""
-        found: list[Verdict] = []
-        for _ in self.parts:
-            try:
-                found.append(_as_verdict(child.receive(self.timeout_seconds), child))
-            except ChildFailed as error:
-                self.close()
-                late = " (reward.timeout_seconds)" if isinstance(error, ChildTimedOut) else ""
-                return [*found, Verdict(None, f"{error}{late}")]
-        return found
-
-    def close(self) -> None:
-        if self.child is not None:
-            self.child.kill()
-            self.child = None
-            self.output.settle()
-
-    def log_to(self, path: Path) -> None:
-        self.output.keep_in(path)
-
-    def printed(self) -> str:
-        return self.output.newest
+    return await asyncio.gather(*map(one, calls))
 
 
-def _as_verdict(answer: Answer, child: ChildProcess) -> Verdict:
-    if isinstance(answer.get("error"), str):
-        return Verdict(None, answer["error"], wrong_type=bool(answer.get("wrong_type")))
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine does, also where an event loop runs already, as in a notebook."""
     try:
-        reward, parts, extras = answer["reward"], dict(answer["parts"]), dict(answer["extras"])
-        if reward is not None:
-            turns, tokens = (tuple(map(float, reward[name])) for name in ("turns", "tokens"))
-            reward = RowReward(float(reward["response"]), turns, tokens)
-    except (KeyError, TypeError, ValueError):
-        raise child.garbled() from None
-    return Verdict.of(Said(reward, parts, extras))
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(asyncio.run(coroutine))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+class EnvironmentScorer(PartScorer):
+    """Take the rewards that the environment gave, turn by turn; it has given them already."""
+
+    def __init__(self, part: RewardPart) -> None:
+        self.parts = [part]
+
+    def verdicts(self, rows: Sequence[Row], batch: Batch | None) -> list[list[Verdict]]:
+        return [[self._verdict(row)] for row in rows]
+
+    def earned(self, rows: Sequence[Row]) -> list[Verdict]:
+        return self.score(rows)
+
+    def _verdict(self, row: Row) -> Verdict:
+        given = row.get("turn_rewards", ())
+        if not given:
+            return Verdict(None, "the environment failed, so the episode has no reward")
+        for turn, reward in enumerate(given, start=1):
+            if reward is not None and not abs(reward) <= LARGEST_SCORE:
+                return Verdict(None, f"the environment gave {reward} for turn {turn}")
+        reward = RowReward(turns=tuple(reward or 0.0 for reward in given))
+        return Verdict(reward.total, reward=reward)
 
 
 def fitting(verdict: Verdict, row: Row) -> Verdict:
@@ -237,42 +308,22 @@ def fitting(verdict: Verdict, row: Row) -> Verdict:
     return verdict if problem is None else Verdict(None, problem)
 
 
-class EnvironmentScorer(Scorer):
-    """Take the rewards that the environment gave, turn by turn; it has given them already."""
-
-    def score(self, rows: Sequence[Row]) -> list[Verdict]:
-        return [self._score_row(row) for row in rows]
-
-    def earned(self, rows: Sequence[Row]) -> list[Verdict]:
-        return self.score(rows)
-
-    def _score_row(self, row: Row) -> Verdict:
-        given = row.get("turn_rewards", ())
-        if not given:
-            return Verdict(None, "the environment failed, so the episode has no reward")
-        for turn, reward in enumerate(given, start=1):
-            if reward is not None and not abs(reward) <= LARGEST_SCORE:
-                return Verdict(None, f"the environment gave {reward} for turn {turn}")
-        reward = RowReward(turns=tuple(reward or 0.0 for reward in given))
-        return fitting(Verdict(reward.total, reward=reward), row)
-
-
 def weighted_sum(parts: Sequence[RewardPart], verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict of a whole row from those of its parts.
 
-    Where a part failed there is no sum, and the part is named; `verdicts` may end early with such
-    a one.
+    Where a part failed there is no sum, and the part is named.
     """
     terms: list[RowReward] = []
     named: dict[str, float] = {}
     extras: dict[str, Any] = {}
-    for part, verdict in zip(parts, verdicts, strict=False):
-        if verdict.score is None:
-            where = "" if part.name is None else f"part {part.name!r}: "
-            return Verdict(None, f"{where}{verdict.problem}", wrong_type=verdict.wrong_type)
-        terms.append(verdict.placed.times(part.weight))
+    for part, verdict in zip(parts, verdicts, strict=True):
         prefix = "" if part.name is None else f"{part.name}."
         extras |= {f"{prefix}{name}": value for name, value in verdict.extras.items()}
+        if verdict.score is None:
+            where = "" if part.name is None else f"part {part.name!r}: "
+            problem = f"{where}{verdict.problem}"
+            return Verdict(None, problem, extras=extras, wrong_type=verdict.wrong_type)
+        terms.append(verdict.placed.times(part.weight))
         if part.name is not None:
             named[part.name] = verdict.score
         named |= {f"{prefix}{name}": value for name, value in verdict.parts.items()}

@@ -21,12 +21,13 @@ RESPONSES = "evals"  # a folder: what was said in each of them
 EVENTS = "events.jsonl"
 PROMPTS = "prompts.jsonl"
 REWARD_LOG = "reward.log"
+VERDICTS = "verdicts.jsonl"  # what a judge or a reward server said; never cut back
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 LATEST = "LATEST"
 TRACKERS = "trackers"
 # What a new run may hold before its config.yaml.
-BEFORE_CONFIG = {LOCK, FINGERPRINT, f".{FINGERPRINT}", REWARD_LOG, ROLLOUTS}
+BEFORE_CONFIG = {LOCK, FINGERPRINT, f".{FINGERPRINT}", REWARD_LOG, VERDICTS, ROLLOUTS}
 BEFORE_CONFIG |= {"config.tmp", "recipe.tmp"}
 
 

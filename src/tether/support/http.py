@@ -5,10 +5,11 @@ drips costs no more time than one that is down. An answer is read up to a size a
 Neither redirects nor proxies and passwords of the environment are followed: only this address.
 """
 
+import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 
 class NoAnswer(Exception):
-    """The server could not be reached, was busy or did not finish; another attempt may help."""
+    """The server could not be reached, was busy or did not finish; another attempt may help, if not
+    before `after_seconds`."""
+
+    def __init__(self, why: str, after_seconds: float = 0.0) -> None:
+        super().__init__(why)
+        self.after_seconds = after_seconds
 
 
 class BadAnswer(Exception):
@@ -70,7 +76,8 @@ def key_from_environment(variable: str, field: str) -> str:
 class JsonClient:
     """POST JSON to one address.
 
-    May be used by several threads at once, but not inside a running event loop.
+    `post` may be used by several threads at once, but not inside a running event loop; there,
+    `post_async` is, over connections that requests share.
     """
 
     url: str
@@ -85,40 +92,71 @@ class JsonClient:
 
     def post(self, body: dict[str, Any]) -> Answer:
         """Return the server's answer. Raise `NoAnswer` or `BadAnswer`, each with the reason."""
+        import asyncio
+
+        async def alone() -> Answer:
+            async with self.connections() as connections:
+                return await self.post_async(body, connections)
+
+        return asyncio.run(alone())
+
+    def connections(self, most: int | None = None) -> "httpx.AsyncClient":
+        """Return an async context in which requests share connections, at most so many."""
+        import httpx
+
+        return httpx.AsyncClient(
+            trust_env=False,
+            follow_redirects=False,
+            timeout=None,
+            verify=certificates() if self.url.startswith("https:") else False,
+            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
+        )
+
+    async def post_async(
+        self,
+        body: dict[str, Any],
+        connections: "httpx.AsyncClient",
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> Answer:
+        """Return the server's answer as `post` does. `before` is awaited before each attempt, and
+        counts as no part of its time."""
         import asyncio  # a coroutine can be stopped wherever it waits: connecting, between bytes
 
-        async def attempts() -> Answer:
-            failure = NoAnswer("there was no time for an attempt")
-            for attempt in range(self.retries + 1):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                try:
-                    return await asyncio.wait_for(self._exchange(body, verify), left)
-                except (asyncio.TimeoutError, TimeoutError):
-                    raise NoAnswer(f"it took longer than {self.timeout_seconds:g} s") from None
-                except NoAnswer as error:
-                    failure = error
-                if attempt < self.retries:
-                    pause = self.pause_seconds * 2**attempt
-                    await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-            raise failure
+        left = self.timeout_seconds
+        failure = NoAnswer("there was no time for an attempt")
+        for attempt in range(self.retries + 1):
+            if left <= 0:
+                break
+            if before is not None:
+                await before()
+            began = time.monotonic()
+            try:
+                return await asyncio.wait_for(self._exchange(body, connections), left)
+            except (asyncio.TimeoutError, TimeoutError):
+                raise NoAnswer(f"it took longer than {self.timeout_seconds:g} s") from None
+            except NoAnswer as error:
+                failure = error
+            left -= time.monotonic() - began
+            if attempt < self.retries:
+                pause = max(self.pause_seconds * 2**attempt, failure.after_seconds)
+                await asyncio.sleep(min(pause, max(0.0, left)))
+                left -= pause
+        raise failure
 
-        verify = certificates() if self.url.startswith("https:") else False
-        deadline = time.monotonic() + self.timeout_seconds
-        return asyncio.run(attempts())
-
-    async def _exchange(self, body: dict[str, Any], verify: "ssl.SSLContext | bool") -> Answer:
+    async def _exchange(self, body: dict[str, Any], connections: "httpx.AsyncClient") -> Answer:
         import httpx
 
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **self.headers}
-        client = httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, timeout=None, verify=verify
-        )
+        headers["Content-Type"] = "application/json"
+        content = json.dumps(body).encode()  # in ASCII: texts may hold lone surrogates
         try:
-            async with client, client.stream("POST", self.url, json=body, headers=headers) as reply:
+            async with connections.stream(
+                "POST", self.url, content=content, headers=headers
+            ) as reply:
                 if reply.status_code == 429 or reply.status_code >= 500:
-                    raise NoAnswer(f"its status is {reply.status_code}")
+                    after = reply.headers.get("retry-after", "")
+                    seconds = float(after) if after.isdecimal() else 0.0
+                    raise NoAnswer(f"its status is {reply.status_code}", seconds)
                 return Answer(reply.status_code, await self._read(reply))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise NoAnswer(f"{type(error).__name__}: {one_line(error)}") from None

@@ -29,7 +29,7 @@ from tether.ppo.rollout_log import rollout_rows
 from tether.ppo.scoring import NUM_TRIED, Trial, response_text, try_reward
 from tether.ppo.selfcheck import check_start
 from tether.rewards.functions import Reward, learned_model, parts_of
-from tether.run.directory import EVALS, REWARD_LOG
+from tether.run.directory import EVALS, REWARD_LOG, VERDICTS
 from tether.run.reader import read_lines
 from tether.support.user_code import own_files
 from tether.train.checkpoint import (
@@ -201,8 +201,12 @@ class PPOTraining:
 
     def log_into(self, run: Path) -> None:
         here = world()
-        name = REWARD_LOG if here.is_first else f"{Path(REWARD_LOG).stem}-{here.rank}.log"
-        self.roles.reward.log_to(run / name)
+        for name, use in (
+            (REWARD_LOG, self.roles.reward.log_to),
+            (VERDICTS, self.roles.reward.record_in),
+        ):
+            stem, suffix = Path(name).stem, Path(name).suffix
+            use(run / (name if here.is_first else f"{stem}-{here.rank}{suffix}"))
 
     def ablations(self) -> list[str]:
         warnings = [
