@@ -11,8 +11,8 @@ from tether.explain import example_sums
 @pytest.mark.parametrize(
     ("language", "mistake", "verdict"),
     [
-        ("en", "✗ A common mistake (forecaster): −0.064 bits", "All 88 examples agree"),
-        ("zh", "✗ 常见错误（天气预报员）：−0.064 比特", "全部 88 个例子都与正确答案一致"),
+        ("en", "✗ A common mistake (forecaster): −0.064 bits", "All 93 examples agree"),
+        ("zh", "✗ 常见错误（天气预报员）：−0.064 比特", "全部 93 个例子都与正确答案一致"),
     ],
 )
 def test_it_prints_numbers_right_answers_and_mistakes(tether, language, mistake, verdict):
@@ -28,7 +28,7 @@ def test_its_json_holds_every_example(tether):
     assert code == 0
     assert "→ e.json" in out
     record = json.loads(Path("e.json").read_text(encoding="utf-8"))
-    assert (record["schema"], len(record["examples"])) == (1, 88)
+    assert (record["schema"], len(record["examples"])) == (1, 93)
     assert all(e["agrees"] and e["difference"] <= 1e-6 for e in record["examples"])
     by_id = {e["id"]: e for e in record["examples"]}
     assert by_id["kl-ruled-out"]["right"][:2] == [None, None]  # JSON has no infinity
@@ -40,7 +40,7 @@ def test_a_wrong_number_is_marked_and_the_exit_code_is_1(tether, monkeypatch):
     code, out, _ = tether("examples", "--json", "e.json")
     assert code == 1
     assert "steps ✗" in out
-    assert "3 of 88 examples differ" in out
+    assert "3 of 93 examples differ" in out
     examples = json.loads(Path("e.json").read_text(encoding="utf-8"))["examples"]
     wrong = [e["id"] for e in examples if not e["agrees"]]
     assert wrong == ["steps", "steps-one-epoch", "steps-ragged"]

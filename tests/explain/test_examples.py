@@ -77,6 +77,11 @@ TYPED = {
     "update-surprisal": [0.086667],
     "update-most-entropy": [1.252684],
     "update-equal-choices": [10.381237],
+    "turns-rewards": [-0.01, 0.48, -0.26, 0, 1.95],
+    "turns-deltas": [0.99, -1.02, 0.24, 0.5, 0.45],
+    "turns-advantages": [0.630625, -0.71875, 0.6025, 0.725, 0.45],
+    "turns-at-the-end": [0.45875, -1.0625, 0.915, 0.85, 0.7],
+    "turns-truncated": [0.755625, -0.46875, 1.1025, 1.725, 2.45],
     "clip-ratio": [2, 2],
     "clip-rise": [1.2, 0],
     "clip-inside": [1.1, 1.1],
@@ -151,7 +156,19 @@ def binary_entropy_and_rest(p: float, choices: int) -> float:
     return -p * math.log(p) - (1 - p) * math.log(1 - p) + (1 - p) * math.log(choices)
 
 
+def halved(deltas: list[str]) -> list[Fraction]:
+    """A_t = delta_t + A_(t+1) / 2, from the end."""
+    found = [Fraction(0)]
+    for delta in reversed(deltas):
+        found.insert(0, Fraction(delta) + found[0] / 2)
+    return found[:-1]
+
+
 BY_HAND = {
+    # -0.01 + 2 - 1, 0.5 - 0.02 + 0.5 - 2, -0.25 - 0.01 + 1 - 0.5, 1.5 - 1, 2 - 0.05 - 1.5
+    "turns-advantages": halved(["0.99", "-1.02", "0.24", "0.5", "0.45"]),
+    "turns-at-the-end": halved(["0.99", "-1.52", "0.49", "0.5", "0.7"]),
+    "turns-truncated": halved(["0.99", "-1.02", "0.24", "0.5", "2.45"]),
     "kl-turned": [
         *(0.8 * math.log(9), 0.8 * math.log2(9)),
         *(0.8 * math.log(9), 0.8 * math.log2(9)),

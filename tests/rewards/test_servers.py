@@ -89,10 +89,8 @@ def length_of(body, number):
 
 
 def judge(server, seconds=5.0, concurrency=32, **more) -> JudgeScorer:
-    arguments = {
-        "url": server.url, "model": "m", "prompt": "Judge: {response}", "pause_seconds": 0.01, **more
-    }  # fmt: skip
-    return JudgeScorer(RewardPart("judge", arguments), seconds, concurrency)
+    asked = {"url": server.url, "model": "m", "prompt": "Judge: {response}", "pause_seconds": 0.01}
+    return JudgeScorer(RewardPart("judge", {**asked, **more}), seconds, concurrency)
 
 
 def rows(*responses: str, **more) -> list[dict]:

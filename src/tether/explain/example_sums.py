@@ -367,6 +367,36 @@ def _advantages(lam: float) -> Float[Tensor, "1 tokens"]:
     return gae(_rewards(), VALUES, ended, MASK, 1.0, lam)
 
 
+# A dialogue of three turns: two tokens, an observation, one token, an observation, two tokens.
+# gamma 1, lambda 0.5, beta 0.1.
+
+TURNS = [True, True, False, True, False, False, True, True]
+TURN_SCORES = row([0, 0.5, 0, -0.25, 0, 0, 0, 2])
+TURN_KL = row([0.1, 0.2, 0, 0.1, 0, 0, 0, 0.5])
+TURN_VALUES = row([1, 2, 0, 0.5, 0, 0, 1, 1.5])
+
+
+def turn_rewards(by_turn: bool = True) -> list[float]:
+    """Compute token_level_rewards, with the score of each turn or with their sum at the end."""
+    return _written(_turn_rewards(by_turn))
+
+
+def turn_advantages(lam: float, after: float = 0.0, by_turn: bool = True) -> list[float]:
+    """Compute GAE's advantages of what the policy wrote; `after` is the value after the end."""
+    mask, final = torch.tensor([TURNS]), torch.tensor([after], dtype=torch.float64)
+    return _written(gae(_turn_rewards(by_turn), TURN_VALUES, final, mask, 1.0, lam))
+
+
+def _turn_rewards(by_turn: bool) -> Float[Tensor, "1 tokens"]:
+    placed = TURN_SCORES if by_turn else None
+    scores = place_scores(TURN_SCORES.sum(dim=1), torch.tensor([TURNS]), placed)
+    return shape_rewards(scores, TURN_KL, 0.1)
+
+
+def _written(numbers: Float[Tensor, "1 tokens"]) -> list[float]:
+    return numbers[torch.tensor([TURNS])].tolist()
+
+
 # One token of old probability 0.3.
 
 

@@ -27,6 +27,10 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
         "What the first step of its update reports, r = 1",
         "更新的第一步会报告什么，r = 1",
     ),
+    "title_turns": (
+        "Three turns, t1 t2 | t3 | t4 t5, with 0.5, −0.25 and 2 for each (β = 0.1, γ = 1, λ = 0.5)",
+        "三轮对话 t1 t2 | t3 | t4 t5，各得 0.5、−0.25、2（β = 0.1，γ = 1，λ = 0.5）",
+    ),
     "title_clip": ("Clip, ε = 0.2", "裁剪，ε = 0.2"),
     "title_region": ("Trust regions", "信任域"),
     "title_counting": ("Counting", "计数"),
@@ -83,6 +87,9 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
     "of_returns_95": ("returns, λ = 0.95", "回报，λ = 0.95"),
     "of_needed_lambdas": ("λ needed (illustrative A)", "所需的 λ（示意的 A）"),
     "of_illustrative_returns": ("V + illustrative A", "V + 示意的 A"),
+    "of_advantages_turns": ("advantages", "优势"),
+    "of_advantages_at_end": ("advantages, 2.25 at the end", "优势，2.25 都放在末尾"),
+    "of_advantages_truncated": ("advantages, truncated at V = 2", "优势，在 V = 2 处截断"),
     "of_sum_and_mean": ("Σ k1, mean k1", "Σ k1、k1 的均值"),
     "of_row_objective": ("score − β·Σ k1", "得分 − β·Σ k1"),
     "of_surrogates": ("L^CPI, L^CLIP, r = 1", "L^CPI、L^CLIP，r = 1"),
@@ -145,6 +152,7 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
         "π_ref 0.6 0.3 0.1, r = 0 1 0",
         "π_ref 0.6 0.3 0.1，r = 0 1 0",
     ),
+    "example_dialogue": ("three turns", "三轮对话"),
     "example_answer": ("是的，1+1=2", "是的，1+1=2"),
     "example_illustrative": (
         "A = 0.13 0.10 0.08 0.05 0.03 0.05",
@@ -320,6 +328,25 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
         "β as an inverse temperature. The best policy is π_ref·e^(r/β): β is the temperature, and "
         "a larger one keeps it nearer to the reference.",
         "把 β 说成温度的倒数。最优策略是 π_ref·e^(r/β)：β 就是温度，越大离参考模型越近。",
+    ),
+    "mistake_reading": (
+        "Counting the tokens that the policy only read as steps, so that credit fades while a tool "
+        "speaks. They are skipped: t3 gets half of t4's advantage, however long the answer between "
+        "them.",
+        "把策略只是读到的 token 也算作步，让功劳在工具说话时衰减。它们应被跳过：无论中间的回复"
+        "多长，t3 都分到 t4 优势的一半。",
+    ),
+    "mistake_same_total": (
+        "“The total is the same, so it makes no difference.” It does: −0.25 for turn 2 lowers t3 "
+        "from 0.915 to 0.6025, and 0.5 for turn 1 raises t1 and t2.",
+        "“总分一样，所以没有区别。”有区别：第 2 轮的 −0.25 使 t3 从 0.915 降到 0.6025，第 1 轮"
+        "的 0.5 抬高了 t1 和 t2。",
+    ),
+    "mistake_terminated": (
+        "Treating an episode that was cut off as one that ended. What would follow is worth the "
+        "critic's 2 (advantage.truncation bootstrap), so δ of t5 is 1.95 + 2 − 1.5 = 2.45.",
+        "把中途截断的一局当成已经结束。后续的价值取 Critic 给的 2（advantage.truncation "
+        "bootstrap），所以 t5 的 δ 是 1.95 + 2 − 1.5 = 2.45。",
     ),
     "mistake_delta": (
         "Taking r + V_next − V for the advantage. That is δ, the case λ = 0.",

@@ -414,6 +414,53 @@ ROW = [
     ),
 ]
 
+
+def _of_turns(
+    id: str,
+    quantity: str,
+    compute: Callable[[], Sequence[float]],
+    right: tuple[float, ...],
+    mistake: str | None = None,
+) -> Example:
+    return Example(id, "turns", "dialogue", quantity, compute, right, mistake)
+
+
+TURNS = [
+    _of_turns(
+        "turns-rewards",
+        "rewards",
+        example_sums.turn_rewards,
+        (-0.01, 0.48, -0.26, 0.0, 1.95),
+    ),
+    _of_turns(
+        "turns-deltas",
+        "deltas",
+        lambda: example_sums.turn_advantages(0.0),
+        (0.99, -1.02, 0.24, 0.5, 0.45),
+    ),
+    _of_turns(
+        "turns-advantages",
+        "advantages_turns",
+        lambda: example_sums.turn_advantages(0.5),
+        (0.630625, -0.71875, 0.6025, 0.725, 0.45),
+        "reading",
+    ),
+    _of_turns(
+        "turns-at-the-end",
+        "advantages_at_end",
+        lambda: example_sums.turn_advantages(0.5, by_turn=False),
+        (0.45875, -1.0625, 0.915, 0.85, 0.7),
+        "same_total",
+    ),
+    _of_turns(
+        "turns-truncated",
+        "advantages_truncated",
+        lambda: example_sums.turn_advantages(0.5, after=2.0),
+        (0.755625, -0.46875, 1.1025, 1.725, 2.45),
+        "terminated",
+    ),
+]
+
 STEP = [
     Example(
         "clip-ratio",
@@ -518,4 +565,4 @@ STEP = [
     ),
 ]
 
-EXAMPLES: list[Example] = [*INFORMATION, *ROW, *STEP]
+EXAMPLES: list[Example] = [*INFORMATION, *ROW, *TURNS, *STEP]

@@ -270,7 +270,7 @@ def _row(outcome: Outcome, roles: Roles, config: Config, given: bool) -> dict[st
         "response": row["response"],
         "response_given": given,
         "finish_reason": row["finish_reason"],
-        **{name: row[name] for name in ("turns", "calls") if name in row},
+        **{name: row[name] for name in ("turns", "calls", "score_extras") if name in row},
         "score": row["score"],
         "greedy_score": row["greedy_score"],
         "final_value": row["final_value"],

@@ -176,9 +176,12 @@ def _heading(record: Mapping[str, Any], speak: Say) -> Section:
 
 def _turns(record: Mapping[str, Any], speak: Say) -> Section:
     """What the policy wrote and what it was told, then every call."""
-    said = [[speak("turn_of"), speak("text")]]
+    paid = any("reward" in turn for turn in record["turns"])
+    said = [[speak("turn_of"), speak("text"), *([speak("score")] if paid else [])]]
     for turn in record["turns"]:
-        said.append([speak("by_policy" if turn["policy"] else "by_tool"), turn["text"]])
+        who = speak("by_policy" if turn["policy"] else "by_tool")
+        given = [f"{turn['reward']:g}" if "reward" in turn else "–"] if paid else []
+        said.append([who, turn["text"], *given])
     calls = [[speak("turn"), speak("tool"), speak("arguments"), speak("result")]]
     for call in record["calls"]:
         wrong = f"{speak('error')}{speak('colon')}{call['error']}" if call["error"] else ""
@@ -237,7 +240,8 @@ def _roles(record: Mapping[str, Any], speak: Say, explain: bool) -> list[Section
                 outputs(
                     ("scores", shapes["scores"], [record["score"]]),
                     ("token_level_scores", grid, tokens["token_level_scores"]),
-                )
+                ),
+                *_extras(record, speak),
             ],
         ),
         Section(
@@ -255,6 +259,13 @@ def _roles(record: Mapping[str, Any], speak: Say, explain: bool) -> list[Section
             ],
         ),
     ]
+
+
+def _extras(record: Mapping[str, Any], speak: Say) -> list[str | Table]:
+    """What else the reward said, such as the words of a judge."""
+    extras = record.get("score_extras", {})
+    rows = [[name, str(value)] for name, value in extras.items()]
+    return [Table([[speak("name"), speak("said")], *rows], numbers_from=2)] if rows else []
 
 
 def _advantage_formula(settings: Mapping[str, Any], speak: Say) -> str:

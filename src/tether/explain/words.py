@@ -82,6 +82,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "clipped": ("clipped?", "是否裁剪"),
     "row": ("row", "行"),
     "sum_reward": ("Σ reward", "奖励之和"),
+    "said": ("what the reward said", "奖励给出的说明"),
     "turn": ("turn", "轮次"),
     "turn_of": ("who", "谁"),
     "text": ("text", "文本"),

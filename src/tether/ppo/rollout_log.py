@@ -11,7 +11,7 @@ from torch import Tensor
 from tether.config import Config
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.result import Outcome
-from tether.ppo.scoring import row_turns, score_record
+from tether.ppo.scoring import row_turns, score_record, turn_ends
 from tether.run.columns import WRITTEN
 from tether.run.writer import shortest_floats, shown_columns
 
@@ -82,11 +82,27 @@ def _turns(outcome: Outcome, vocabulary: Vocabulary, row: int) -> dict[str, Any]
     rollout = outcome.rollout
     turns = row_turns(rollout, row, vocabulary)
     calls = rollout.calls[row] if rollout.calls else ()
+    by_turn = outcome.scores.token_values is not None
+    rewards = iter(_turn_rewards(outcome, row))
     return {
-        "turns": [{"policy": own, "text": text} for own, text in turns],
+        "turns": [
+            {"policy": own, "text": text, **({"reward": next(rewards)} if own and by_turn else {})}
+            for own, text in turns
+        ],
         # Without the seconds: a file of a run repeats byte for byte. Their sum is in timings.
         "calls": [{k: v for k, v in asdict(c).items() if k != "seconds"} for c in calls],
     }
+
+
+def _turn_rewards(outcome: Outcome, row: int) -> list[float]:
+    """Return what each turn of the policy was given: the sum over its tokens, before the KL."""
+    scores = outcome.experience.token_level_scores[row]
+    sampled = outcome.rollout.response_mask[row].nonzero().squeeze(1).tolist()
+    found, first = [], 0
+    for last in turn_ends(sampled):
+        found.append(_number(scores[first : last + 1].sum()))
+        first = last + 1
+    return found
 
 
 def logged_rows(rows: int, samples: int, max_rows: int) -> list[int]:

@@ -17,7 +17,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tether.errors import UserError, describe
 from tether.rewards.rules import RULES, check_constants
@@ -240,7 +240,7 @@ class ReadyReward:
         if inspect.isclass(function):
             try:
                 made = {name: value for name, value in arguments.items() if name in for_object}
-                function = function(**made)
+                function = cast(Reward, function(**made))
             except (Exception, SystemExit) as error:  # it may raise anything
                 raise UserError(
                     f"The reward {function.__name__} cannot be made: {describe(error)}."

@@ -85,8 +85,8 @@ class ServerScorer(PartScorer):
         """Return a client with the key, which is read here and written nowhere."""
         s = self.settings
         headers = {}
-        given = s.key_variable in os.environ or s.record is None  # a record may hold all there is
-        if s.key_variable is not None and given:
+        # With a record there may be nothing to ask.
+        if s.key_variable is not None and (s.record is None or s.key_variable in os.environ):
             key = key_from_environment(s.key_variable, "reward.arguments.key_variable")
             headers = bearer(key, s.key_variable)
         return JsonClient(url, seconds, s.retries, s.max_bytes, s.pause_seconds, headers)

@@ -12,6 +12,7 @@ import { currentPlace, noteChoice } from "./place.js";
 import { runTabs } from "./run.js";
 import { CLIP, ClipScale, Scale } from "./scale.js";
 import { fullValue, number, setting, term, visible, visibleLines, visibleToken } from "./text.js";
+import { turnTable } from "./turns.js";
 import { whatIfPanel } from "./whatif.js";
 import { t } from "./words.js";
 
@@ -43,6 +44,7 @@ export async function rowView(page, id, iteration, which) {
       h("h1", {}, up, ` · ${t("row_n", { n: which })}`),
       h("p", { class: "bar" }, button(t("previous_row"), () => step(-1)), button(t("next_row"), () => step(1)), overTime(id, row.row)),
       texts(row.row),
+      turnTable(row),
       journey.element,
       panel.element,
       h("details", { class: "card" }, h("summary", {}, t("all_columns")), everyNumber(row, journey, about.columns)),

@@ -74,6 +74,11 @@ const ENGLISH = {
   sort_by: "Sort by {name}",
   kl_help: "sum of log π_old − log π_ref over the row",
 
+  turns: "The turns",
+  turns_help: "Each turn’s score is on its last token. Surprises (δ) of later turns flow back into the advantage of earlier ones.",
+  turn_value: "value before it",
+  turn_td: "sum of δ",
+  turn_advantage: "mean advantage",
   calls: "tool calls",
   call_turn: "turn",
   call_tool: "tool",
@@ -342,6 +347,11 @@ const CHINESE = {
   sort_by: "按 {name} 排序",
   kl_help: "整行上 log π_old − log π_ref 之和",
 
+  turns: "各轮",
+  turns_help: "每一轮的得分放在这一轮的最后一个 token 上。后面各轮的意外（δ）会回流到前面各轮的优势里。",
+  turn_value: "此前的价值",
+  turn_td: "δ 之和",
+  turn_advantage: "平均优势",
   calls: "工具调用",
   call_turn: "轮次",
   call_tool: "工具",
