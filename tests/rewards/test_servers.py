@@ -345,7 +345,7 @@ GOOD = {"url": "http://x/v1", "model": "m", "prompt": "{response}"}
         ("judge", {**GOOD, "pattern": "("}, "cannot be read"),
         ("judge", {**GOOD, "pattern": "[0-9]"}, "no group for the score"),
         ("judge", {**GOOD, "pattern": "(.)", "score_field": "a"}, "exclude each other"),
-        ("judge", {**GOOD, "temprature": 1}, "arguments.temprature"),
+        ("judge", {**GOOD, "warmth": 1}, "arguments.warmth"),
         ("judge", {**GOOD, "key_variable": "sk-123 456"}, "arguments.key_variable"),
         ("http", {}, "arguments.url: Field required"),
     ],
