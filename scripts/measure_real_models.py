@@ -112,7 +112,7 @@ def measure(name: str) -> dict[str, Any]:
         "perplexity": untouched_perplexity(config, prompts, texts),
         "explained": second_half_explained(run, len(metrics)) if config.has_critic else None,
         "probe": {
-            "before": api.probe(config.model.actor).record(),
+            "before": probe_of_start(config.model.actor),
             "after": api.probe(str(run)).record(),
         },
         "samples": [
@@ -121,6 +121,14 @@ def measure(name: str) -> dict[str, Any]:
         ],
         "curve": [[line[f"score/part/{main_part}"], line["kl/sequence_mean"]] for line in metrics],
     }
+
+
+def probe_of_start(model: str) -> dict[str, Any]:
+    """Return the probe of the untouched model, which all runs share; measured once."""
+    path = FOLDER / f"probe-{Path(model).stem}.json"
+    if not path.is_file():
+        path.write_text(json.dumps(api.probe(model).record(), ensure_ascii=False))
+    return json.loads(path.read_text())
 
 
 def scores(rows: Iterable[Mapping[str, Any]], part: str) -> list[float]:
