@@ -57,3 +57,14 @@ def test_a_call_that_failed_is_told_with_its_error(record):
     failed = {**record["calls"][0], "error": "it hung", "fault": "tool"}
     told = "\n".join(texts_of(tell({**record, "calls": [failed]}, "en", explain=False)))
     assert "error: it hung" in told
+
+
+def test_the_reward_of_each_turn_and_the_words_of_a_judge_are_told(record):
+    rewards = iter((0.5, -0.25, *[0] * 20))
+    turns = [{**t, "reward": next(rewards)} if t["policy"] else t for t in record["turns"]]
+    hostile = "Score: 1 \x1b[31m<script>alert(1)</script>"
+    sections = tell({**record, "turns": turns, "score_extras": {"verdict": hostile}}, "en", False)
+    [said] = [b for s in sections if s.title.startswith("Turns") for b in s.blocks][:1]
+    assert said.rows[0][-1] == "score"
+    assert [row[-1] for row in said.rows[1:4]] == ["0.5", "–", "-0.25"]
+    assert hostile in "\n".join(texts_of(sections))
