@@ -228,22 +228,30 @@ def make(folder: Path, kind: str, name: str, seed: int) -> Path:
     return run
 
 
-def count(folder: Path, seeds: list[int]) -> tuple[list[str], int, int, int, int]:
+def judged(folder: Path, kind: str, name: str, seeds: list[int], made: bool) -> list[set[str]]:
+    """Return what is said of the runs of that name; with `made`, of those that are there."""
+    runs = [place(folder, kind, name, seed) for seed in seeds]
+    if not made:
+        runs = [make(folder, kind, name, seed) for seed in seeds]
+    return [said(run) for run in runs if (run / "done").is_file()]
+
+
+def count(folder: Path, seeds: list[int], made_only: bool) -> tuple[list[str], int, int, int, int]:
     """Return the tables, and how many troubles were named, made, healthy runs silent, made."""
     rows, named, made = [["trouble made", "must be named", "named", "also named"]], 0, 0
     for name, (rule, _, _) in TROUBLES.items():
-        found = [said(make(folder, "trouble", name, seed)) for seed in seeds]
+        found = judged(folder, "trouble", name, seeds, made_only)
         hits = sum(rule in names for names in found)
         others = sorted({other for names in found for other in names} - {rule})
-        rows.append([name, rule, f"{hits} of {len(seeds)}", ", ".join(others) or "–"])
-        named, made = named + hits, made + len(seeds)
+        rows.append([name, rule, f"{hits} of {len(found)}", ", ".join(others) or "–"])
+        named, made = named + hits, made + len(found)
     calm, silent, healthy = [["healthy run", "silent", "what was said"]], 0, 0
     for name in HEALTHY:
-        found = [said(make(folder, "healthy", name, seed)) for seed in seeds]
+        found = judged(folder, "healthy", name, seeds, made_only)
         quiet = sum(not names for names in found)
         spoke = sorted({other for names in found for other in names})
-        calm.append([name, f"{quiet} of {len(seeds)}", ", ".join(spoke) or "–"])
-        silent, healthy = silent + quiet, healthy + len(seeds)
+        calm.append([name, f"{quiet} of {len(found)}", ", ".join(spoke) or "–"])
+        silent, healthy = silent + quiet, healthy + len(found)
     lines = [table(rows, numbers_from=9), "", table(calm, numbers_from=9), ""]
     return lines, named, made, silent, healthy
 
@@ -258,6 +266,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(COUNTED_SEEDS))
     parser.add_argument("--make-only", action="store_true", help="train the runs, read none")
     parser.add_argument("--seconds", type=float, default=1e9, help="with --make-only")
+    parser.add_argument("--made", action="store_true", help="count the runs that are there")
     parser.add_argument("--paste", action="store_true", help="put the tables into docs/doctor.md")
     given = parser.parse_args()
     folder = given.runs.resolve()
@@ -277,7 +286,7 @@ def main() -> None:
             print(*run, f"{time.perf_counter() - began:.0f} s", flush=True)
         print(f"{len(missing)} runs are still to be made")
         return
-    lines, named, made, silent, healthy = count(folder, given.seeds)
+    lines, named, made, silent, healthy = count(folder, given.seeds, given.made)
     seeds = ", ".join(map(str, given.seeds))
     lines += [
         f"  Troubles named: {named} of {made}. Healthy runs silent: {silent} of {healthy}.",

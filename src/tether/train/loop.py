@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Generic
 
@@ -57,7 +57,7 @@ class Loop(Generic[E]):
             deque(self.steps(), maxlen=0)
         return self.result()
 
-    def steps(self) -> Iterator[Iterated]:
+    def steps(self) -> Generator[Iterated, None, None]:
         """Yield every iteration once its lines are written; evaluate and save in between."""
         with self._noting_the_end():
             try:

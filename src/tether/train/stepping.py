@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,6 +95,11 @@ class Iteration:
 _MAIN = ("score/mean", "kl/sequence_mean", "response/length_mean", "actor/entropy")
 
 
+def _no_steps() -> Generator[Iterated, None, None]:
+    """Yield nothing: the iterations of a run that is finished."""
+    yield from ()
+
+
 class Run:
     """A run that goes on one iteration at a time, made by `tether.start`.
 
@@ -120,7 +125,7 @@ class Run:
             if self._loop is not None:
                 held.enter_context(self._loop.tracked())
             self._held = held.pop_all()
-        self._steps = iter(()) if self._loop is None else self._loop.steps()
+        self._steps = _no_steps() if self._loop is None else self._loop.steps()
         self._ended = self._loop is None
         if self._ended:
             self._held.close()
