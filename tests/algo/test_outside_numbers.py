@@ -16,6 +16,7 @@ from tether.algo.advantages import (
     AdvantageInputs,
     WeightedReward,
     critic_returns,
+    distillation,
     estimate_advantages,
     gae,
     gdpo,
@@ -55,6 +56,7 @@ SOURCES = {
     "nemo grpo": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_grpo.py",
     "nemo utils": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_utils.py",
     "nemo losses": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_loss_functions.py",
+    "nemo estimators": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_advantage_estimator.py",
     "nemo rewards": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_reward_functions.py",
     "trl rewards": "huggingface/trl f2cd577 tests/test_rewards.py",
     "openrlhf": "OpenRLHF/OpenRLHF 3c3be62 tests/test_loss_aggregation.py",
@@ -929,6 +931,23 @@ def test_rewards_normalised_apart(source, rewards, weights, expected):
     close(gdpo(parts, mask, len(rewards[0]))[:, 0], expected, within=1e-4)
 
 
+DISTILLED = [
+    # teacher, student, mask, advantages
+    ("nemo estimators test_opd_metrics_returned", [[0.0] * 4] * 2, [[-1.0] * 4] * 2, [[1] * 4] * 2,
+     [[1.0] * 4] * 2),
+    ("nemo estimators test_opd_teacher_equals_student", [[-0.3, -2.0]], [[-0.3, -2.0]], [[1, 1]],
+     [[0.0, 0.0]]),
+    ("nemo estimators test_opd_mask_applied", [[0.0] * 6], [[-1.0] * 6], [[1, 1, 1, 0, 0, 0]],
+     [[1.0, 1, 1, 0, 0, 0]]),
+]  # fmt: skip
+
+
+@table(("source", "teacher", "student", "mask", "expected"), DISTILLED)
+def test_distillation_by_tokens(source, teacher, student, mask, expected):
+    mask = mask_of(mask)
+    close(distillation(k1(f64(student), f64(teacher), mask), mask), expected)
+
+
 TO_GO = [
     # rewards, mask, gamma, returns
     ("skyrl utils test_compute_reinforce_plus_plus_outcome_advantage_gamma",
@@ -1043,7 +1062,7 @@ TABLES = [
         KL_GRADIENTS,
     ),
     *(LOSSES, CISPO, DPPO, VALUE_LOSSES, AGGREGATIONS, GROUPS, TO_GO, WEIGHTS, WEIGHTED),
-    *(OVERLONG, NO_SPREAD, GDPO),
+    *(OVERLONG, NO_SPREAD, GDPO, DISTILLED),
 ]
 
 

@@ -333,6 +333,18 @@ REFUSED = [
         {"kl__in_loss": {"coef": 0.1, "level": "sequence", "estimator": "k2"}},
         r"level sequence has one number per response.*actor\.aggregation: seq_mean_token_sum",
     ),
+    (
+        {"advantage__estimator": "distillation", "kl__in_reward__coef": 1.0},
+        r"distillation learns from the KL to a teacher.*model\.reference.*kl\.in_reward\.coef",
+    ),
+    (
+        {
+            "advantage__estimator": "distillation",
+            "model__reference": "teacher",
+            "kl__in_reward": {"coef": 1.0, "controller": "adaptive"},
+        },
+        r"distillation does not go with .*adaptive",
+    ),
     ({"advantage__lam_alpha": 0}, r"advantage\.lam_alpha is 0"),
     ({"critic__pretrain": {"heldback": 1.0}}, r"critic\.pretrain\.heldback is 1"),
     ({"critic__pretrain": {"prompts": 1}}, r"critic\.pretrain\.prompts is 1"),

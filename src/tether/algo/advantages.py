@@ -90,6 +90,8 @@ class AdvantageInputs:
     mask: Bool[Tensor, "rows response"]
     samples: int
     parts: Sequence[WeightedReward] = ()  # the named rewards, where the estimator needs them
+    # beta x KL to the reference, which `rewards` have already; None where nothing asks for it
+    kl_penalty: Float[Tensor, "rows response"] | None = None
 
 
 def estimate_advantages(
@@ -110,6 +112,7 @@ ESTIMATORS: dict[str, Estimate] = {
     "remax": lambda s, x: remax(x.rewards, x.greedy_scores, x.mask, s.gamma),
     "opo": lambda s, x: opo(x.rewards, x.mask, x.samples),
     "gdpo": lambda s, x: gdpo(x.parts, x.mask, x.samples),
+    "distillation": lambda s, x: distillation(x.kl_penalty, x.mask),
 }
 
 
@@ -290,6 +293,21 @@ def gdpo(
     # A group without any spread has no advantage, and not what rounding leaves of the mean.
     silent = (total.view(-1, samples) == 0).all(dim=1).repeat_interleave(samples)
     return torch.where(mask & ~silent[:, None], standardised[:, None], 0.0)
+
+
+def distillation(
+    kl_penalty: Float[Tensor, "rows response"] | None, mask: Bool[Tensor, "rows response"]
+) -> Float[Tensor, "rows response"]:
+    """Return beta (log pi_teacher - log pi_old) of each sampled token, the teacher being the
+    reference.
+
+    A token is compared with what the teacher would have said in the same state, whatever follows:
+    states are fixed on purpose, as with a discount of 0. The score teaches nothing.
+
+    On-policy distillation: Agarwal et al. 2024 (2306.13649); Gu et al. 2024 (2306.08543).
+    """
+    assert kl_penalty is not None
+    return torch.where(mask, 0.0 - kl_penalty, 0.0)
 
 
 @dataclass(frozen=True)

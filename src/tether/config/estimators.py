@@ -29,6 +29,7 @@ class EstimatorTraits:
     needs_critic: bool = False
     needs_greedy: bool = False  # one greedy response per prompt, scored
     by_group: bool = False  # compares the responses to one prompt
+    needs_teacher: bool = False  # learns from the KL to `model.reference` alone
     needs_parts: bool = False  # several named rewards, `reward.parts`; their KL is not among them
     whitens: bool = False  # unless advantage.whiten says otherwise
     aggregation: Aggregation = "token_mean"  # of the token losses, in its paper
@@ -83,6 +84,11 @@ ESTIMATORS = {
         paper="Liu et al. 2026, 2601.05242",
         by_group=True,
         needs_parts=True,
+    ),
+    "distillation": EstimatorTraits(
+        formula="A = −β·(log π_old − log π_ref)",
+        paper="Agarwal et al. 2024, 2306.13649",
+        needs_teacher=True,
     ),
 }
 

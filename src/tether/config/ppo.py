@@ -239,6 +239,23 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _teacher_is_there(self) -> Config:
+        estimator = self.advantage.estimator
+        if not self.advantage.traits.needs_teacher:
+            return self
+        if self.kl.in_reward.coef == 0 or self.model.reference is None:
+            raise ValueError(
+                f"advantage.estimator {estimator} learns from the KL to a teacher alone; name the "
+                f"teacher by model.reference, and write kl.in_reward.coef: 1"
+            )
+        if self.kl.refresh_reference_every or self.kl.in_reward.controller == "adaptive":
+            raise ValueError(
+                f"advantage.estimator {estimator} does not go with kl.refresh_reference_every or "
+                f"an adaptive kl.in_reward.controller: the teacher stays, and so does its weight"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sequence_kl_is_per_row(self) -> Config:
         in_loss, summed = self.kl.in_loss, ("seq_mean_token_sum", "seq_mean_token_sum_norm")
         if in_loss.coef > 0 and in_loss.level == "sequence" and self.aggregation not in summed:

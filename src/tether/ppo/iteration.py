@@ -148,6 +148,7 @@ def make_experience(
         mask=mask,
         samples=config.rollout.samples_per_prompt,
         parts=weighted_parts(scores, config),
+        kl_penalty=beta * kl,
     )
     advantages = estimate_advantages(config.advantage, inputs)
     returns = critic_returns(config.advantage, inputs, advantages, config.critic.lam)

@@ -30,7 +30,7 @@ from tether.models.frozen_layers import (
     upper_copy,
 )
 from tether.models.loading import load_causal_lm, load_trunk
-from tether.models.locate import find_model
+from tether.models.locate import find_model, has_tokenizer
 from tether.models.lora import add_adapter
 from tether.models.policy import (
     AdapterOffReference,
@@ -41,7 +41,7 @@ from tether.models.policy import (
 )
 from tether.models.precision import computed_in
 from tether.models.reward_model import load_head_weight, load_reward_model
-from tether.models.vocabulary import Vocabulary, load_vocabulary
+from tether.models.vocabulary import Vocabulary, load_tokenizer, load_vocabulary
 from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
 from tether.rewards.functions import (
@@ -121,7 +121,7 @@ def build_roles(
     turns = build_episode_source(rollout, vocabulary, config.data)
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, actor, layers, scorer.units(), device)
-    reference = _build_reference(config, actor, device)
+    reference = _build_reference(config, actor, vocabulary, device)
     share_prompts = _may_share_prompts(config, train_prompts, model, critic, reference)
     _make_ready_to_learn(model, config.model.lora, config, "actor", layers)
     if config.launch.tensor_parallel > 1:
@@ -225,7 +225,9 @@ def _shard_weights(
         shard(network.module, network.trunk, network.called, computed_in=computed)
 
 
-def _build_reference(config: Config, actor: Policy, device: torch.device) -> Reference:
+def _build_reference(
+    config: Config, actor: Policy, vocabulary: Vocabulary, device: torch.device
+) -> Reference:
     """Build it from the actor's model as it was loaded, unless another is named."""
     settings = config.model
     if not config.kl.needs_reference:
@@ -240,12 +242,30 @@ def _build_reference(config: Config, actor: Policy, device: torch.device) -> Ref
             own_names = trainable_parameters(actor.model).keys()
     else:
         model = load_causal_lm(name, dtype, device, settings.hub, settings.compute)
+        _refuse_other_vocabulary(name, model, actor, vocabulary, config)
     return FrozenReference(
         model,
         config.rollout.temperature,
         config.actor.microbatch_tokens,
         refreshed=config.refreshes_reference,
         own_names=own_names,
+    )
+
+
+def _refuse_other_vocabulary(
+    name: str, model: PreTrainedModel, actor: Policy, vocabulary: Vocabulary, config: Config
+) -> None:
+    """Refuse a reference, or teacher, that means other tokens by the same ids."""
+    hub, own = config.model.hub, vocabulary.tokenizer.get_vocab()
+    theirs = load_tokenizer(name, hub).get_vocab() if has_tokenizer(name, hub) else own
+    sizes = [int(network.config.vocab_size) for network in (actor.model, model)]
+    exact = config.kl.in_loss.coef > 0 and config.kl.in_loss.estimator == "full"
+    if theirs == own and min(sizes) > max(own.values()) and (not exact or sizes[0] == sizes[1]):
+        return
+    raise UserError(
+        f"model.reference {name} has another vocabulary than {config.model.actor} ({sizes[1]} and "
+        f"{sizes[0]} tokens), so its log-probs are about other tokens; name a model with the same "
+        f"tokenizer."
     )
 
 

@@ -205,6 +205,7 @@ def _estimators(own: Settings, config: Mapping[str, Any]) -> list[str]:
         or not (
             (traits.by_group and not grouped)
             or (traits.needs_critic or traits.needs_greedy or traits.needs_parts)
+            or traits.needs_teacher
         )
     ]
 

@@ -246,6 +246,7 @@ def from_settings(tensors: RowTensors, settings: Settings) -> Stages:
             WeightedReward(weight, tensors.parts.get(name, torch.zeros_like(tensors.scores)))
             for name, weight in settings.part_weights.items()
         ],
+        kl_penalty=settings.kl.coef * kl,
     )
     advantages = estimate_advantages(settings.advantage, inputs)
     returns = critic_returns(settings.advantage, inputs, advantages, settings.critic_lam)
