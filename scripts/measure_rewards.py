@@ -99,7 +99,8 @@ def measure_judge(folder: Path) -> list[str]:
         lines = []
         for concurrency in (1, 32, 128):
             scorer = JudgeScorer(RewardPart("judge", arguments), 60.0, concurrency)
-            scorer.record_in(folder / f"verdicts-{concurrency}.jsonl")
+            (folder / f"{concurrency}").mkdir()  # a record takes from those beside it
+            scorer.record_in(folder / f"{concurrency}" / "verdicts.jsonl")
             count = 8 if concurrency == 1 else ROWS
             taken = seconds_of(scorer, count, 0)
             note = (
