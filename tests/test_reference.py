@@ -77,7 +77,8 @@ def test_every_config_field_has_one_row_with_its_type_range_and_default(script):
     )
     assert (
         "| `data.heldout` | string or list or null |  | `null` "
-        "| path of the prompts for evaluation only, or a list of {path, weight} |" in rows
+        "| prompts for evaluation only, written as `train`; generated ones have seeds of their own "
+        "|" in rows
     )
 
 

@@ -125,14 +125,14 @@ AnyTool = Annotated[
 ]
 
 
-ENVIRONMENT_KINDS = ("textarena", "openenv", "trl")
+ENVIRONMENT_KINDS = ("textarena", "openenv")
 
 
 class EnvironmentSection(Section):
     """What answers the turns of the policy, and may reward them."""
 
     kind: str
-    """path/file.py:make or package.module:make, `textarena`, `openenv` or `trl`"""
+    """path/file.py:make or package.module:make, `textarena` or `openenv`"""
     arguments: dict[str, Any] = {}
     """what it is made with, by name"""
     timeout_seconds: PositiveFloat = 10.0

@@ -10,6 +10,7 @@ from tether.models.vocabulary import Vocabulary
 from tether.rollout.chat_turns import chat_reply
 from tether.rollout.environments.environment import MakeEnvironment, check_environment, stops_of
 from tether.rollout.environments.episodes import EnvironmentEpisodes, EnvironmentKind
+from tether.rollout.environments.openenv import OpenEnvSession, check_server
 from tether.rollout.environments.textarena import TextArenaGame, check_game
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.support.user_code import load_user_code
@@ -28,6 +29,11 @@ def build_environments(
         case "textarena":
             check_game(section.arguments)
             make, stops = functools.partial(TextArenaGame, **section.arguments), None
+        case "openenv":
+            check_server(section.arguments)
+            limit = section.timeout_seconds
+            make = functools.partial(OpenEnvSession, timeout_seconds=limit, **section.arguments)
+            stops = None
         case _:
             make, stops = _own(section)
     tokenizer, reply = vocabulary.tokenizer, "{}"
