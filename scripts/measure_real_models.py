@@ -77,6 +77,10 @@ def train(name: str, threads: int) -> int | None:
     recipe, fields = RUNS[name]
     run = FOLDER / name
     config = load_config(recipe, {**fields, "threads": threads, "run.dir": str(run)})
+    if (run / "evals.jsonl").is_file():
+        done = [evaluation.iteration for evaluation in read_evaluations(run)]
+        if config.train.iterations in done:
+            return None
     with Display(config) as display:
         result = api.train(config, watch=display, resume=(run / "config.yaml").is_file())
     if result.interrupted is not None:
@@ -112,8 +116,8 @@ def measure(name: str) -> dict[str, Any]:
         "perplexity": untouched_perplexity(config, prompts, texts),
         "explained": second_half_explained(run, len(metrics)) if config.has_critic else None,
         "probe": {
-            "before": probe_of_start(config.model.actor),
-            "after": api.probe(str(run)).record(),
+            when: None if one.probe is None else one.probe.record()
+            for when, one in (("before", before), ("after", after))
         },
         "samples": [
             {"prompt": prompts[i], "before": texts["before"][i], "after": texts["after"][i]}
@@ -121,14 +125,6 @@ def measure(name: str) -> dict[str, Any]:
         ],
         "curve": [[line[f"score/part/{main_part}"], line["kl/sequence_mean"]] for line in metrics],
     }
-
-
-def probe_of_start(model: str) -> dict[str, Any]:
-    """Return the probe of the untouched model, which all runs share; measured once."""
-    path = FOLDER / f"probe-{Path(model).stem}.json"
-    if not path.is_file():
-        path.write_text(json.dumps(api.probe(model).record(), ensure_ascii=False))
-    return json.loads(path.read_text())
 
 
 def scores(rows: Iterable[Mapping[str, Any]], part: str) -> list[float]:
@@ -269,6 +265,8 @@ def arrow(pair: Mapping[str, Any], index: int | None = None) -> str:
 
 def probe_rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     pairs = [[r["probe"][when] for when in ("before", "after")] for r in found]
+    if not all(before and after for before, after in pairs):
+        return []
     results = [[ProbeResult.from_record(one) for one in pair] for pair in pairs]
     gained = [after.facts_gained(before) for before, after in results]
     ratios = [after.perplexity_ratio(before) for before, after in results]
