@@ -208,9 +208,10 @@ def _may_share_prompts(
         longest_row += rollout.max_observation_tokens
     trunks = [trunk(actor)]
     for network in (*critic.networks(), *reference.networks()):
+        other = network.trunk
         # A copy of the actor's upper layers packs what the actor packs.
-        whole = isinstance(network.trunk, PreTrainedModel) and not lacks_lower_layers(network.trunk)
-        trunks += [network.trunk] if whole else []
+        if isinstance(other, PreTrainedModel) and not lacks_lower_layers(other):
+            trunks.append(other)
     return all(can_pack_prompts(trunk, longest_row) for trunk in trunks)
 
 
