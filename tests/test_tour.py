@@ -28,7 +28,8 @@ def shown(value: object) -> str | None:
     if value is None:
         return None
     as_html = getattr(value, "_repr_html_", None)
-    return repr(value) if as_html is None else as_html()
+    text = None if as_html is None else as_html()
+    return repr(value) if text is None else text  # a figure of matplotlib has none of the kind
 
 
 def execute(sources: list[str]) -> list[str | None]:
