@@ -83,7 +83,7 @@ def test_the_tour_runs_as_it_stands(tmp_path):
         f"import sys\nsys.path.insert(0, {str(ROOT / 'tests')!r})\n"
         "from test_tour import cells, execute\n"
         "found = execute(cells())\n"
-        "drawn = [text for text in found if text and text.startswith('Figure(')]\n"
+        "drawn = [text for text in found if text and text.startswith('<Figure')]\n"
         "assert len(drawn) == 3, found\n"
     )
     began = time.monotonic()
