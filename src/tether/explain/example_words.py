@@ -27,7 +27,7 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
         "What the first step of its update reports, r = 1",
         "更新的第一步会报告什么，r = 1",
     ),
-    "title_turns": (
+    "title_dialogue": (
         "Three turns, t1 t2 | t3 | t4 t5, with 0.5, −0.25 and 2 for each (β = 0.1, γ = 1, λ = 0.5)",
         "三轮对话 t1 t2 | t3 | t4 t5，各得 0.5、−0.25、2（β = 0.1，γ = 1，λ = 0.5）",
     ),

@@ -422,7 +422,7 @@ def _of_turns(
     right: tuple[float, ...],
     mistake: str | None = None,
 ) -> Example:
-    return Example(id, "turns", "dialogue", quantity, compute, right, mistake)
+    return Example(id, "dialogue", "dialogue", quantity, compute, right, mistake)
 
 
 TURNS = [

@@ -77,7 +77,7 @@ def _headings(section: str, width: int, language: Language) -> list[str]:
         "kl": ["KL(P‖Q)", bits, "KL(Q‖P)", bits],
         "schulman": ["k1", "k2", "k3"],
         "prompt": TOKENS,
-        "turns": TOKENS[:5],
+        "dialogue": TOKENS[:5],
     }
     return named.get(section, [""] * width)
 
@@ -86,7 +86,7 @@ def _label(example: Example, language: Language) -> str:
     """Name the example and its quantity, without the one that the heading already names."""
     name = say(f"example_{example.name}", language)
     quantity = say(f"of_{example.quantity}", language)
-    label = {"kl": name, "prompt": quantity, "turns": quantity}.get(
+    label = {"kl": name, "prompt": quantity, "dialogue": quantity}.get(
         example.section, say("colon", language).join((name, quantity))
     )
     return label if example.difference() <= TOLERANCE else f"{label} ✗"
