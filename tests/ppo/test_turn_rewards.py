@@ -13,7 +13,7 @@ from tether.algo.advantages import AdvantageInputs, estimate_advantages, place_s
 from tether.config import AdvantageSection
 from tether.data.batching import concat_rollouts
 from tether.ppo.iteration import run_iteration
-from tether.ppo.scoring import score_rollout, turn_ends
+from tether.ppo.scoring import score_rollout, try_reward, turn_ends
 from tether.rewards.functions import RewardPart
 from tether.rewards.scorers import EnvironmentScorer, InProcessScorer
 from tether.types import Prompts, Rollout
@@ -296,3 +296,8 @@ def test_zero_for_all_turns_but_the_last_is_a_number_for_the_response(build, set
     assert all(map(torch.equal, weights, moved))
     for name in (f.name for f in fields(plain.experience) if f.name != "sequences"):
         assert torch.equal(getattr(plain.experience, name), getattr(turns.experience, name)), name
+
+
+def test_an_environment_is_not_tried_on_responses_that_nobody_played(scored_config):
+    prompts = Prompts(["1+1=?"], [[1]], [{"answer": "2"}], [0], ["rows.jsonl"], [None])
+    assert try_reward(EnvironmentScorer(), prompts, configured(scored_config)) == []

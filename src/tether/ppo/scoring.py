@@ -14,7 +14,7 @@ from tether.config import Config
 from tether.errors import RunStopped, UserError
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.roles import Roles
-from tether.rewards.scorers import Batch, Scorer, Verdict
+from tether.rewards.scorers import Batch, EnvironmentScorer, Scorer, Verdict
 from tether.rollout.sampler import Greedy
 from tether.run.metrics import Event
 from tether.run.writer import shortest_floats
@@ -322,8 +322,8 @@ class Trial:
 
 def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
     """Return what the reward says to a few prompts; nothing for a reward model, which runs no code
-    of the user's."""
-    if scorer.networks():
+    of the user's, and for an environment, which rewards only what was played."""
+    if scorer.networks() or isinstance(scorer, EnvironmentScorer):
         return []
     responses = [_response(columns) for columns in prompts.columns]
     verdicts = scorer.score(
