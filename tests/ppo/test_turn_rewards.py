@@ -300,4 +300,7 @@ def test_zero_for_all_turns_but_the_last_is_a_number_for_the_response(build, set
 
 def test_an_environment_is_not_tried_on_responses_that_nobody_played(scored_config):
     prompts = Prompts(["1+1=?"], [[1]], [{"answer": "2"}], [0], ["rows.jsonl"], [None])
-    assert try_reward(EnvironmentScorer(), prompts, configured(scored_config)) == []
+    assert (
+        try_reward(EnvironmentScorer(RewardPart("environment")), prompts, configured(scored_config))
+        == []
+    )
