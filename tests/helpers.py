@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny_llama as tiny_llama
 from torch import Tensor
 
-from tether.config import Config
+from tether.config import ESTIMATORS, Config
 from tether.config.load import validate_config
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Draw, SingleTurn
@@ -74,6 +74,10 @@ def _told(fault: BaseException) -> str:
     lines = [f for f in traceback.extract_tb(fault.__traceback__) if f.filename != __file__]
     where = f"{Path(lines[0].filename).name}:{lines[0].lineno}" if lines else "?"
     return f"{where}: {type(fault).__name__}: {fault}"
+
+
+# Estimators that a plain reward is enough for. gdpo wants several, distillation a teacher.
+PLAIN_ESTIMATORS = [name for name in ESTIMATORS if name not in ("gdpo", "distillation")]
 
 
 def few_or_many(names: str | tuple[str, ...], few, many):

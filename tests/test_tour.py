@@ -59,7 +59,7 @@ def test_git_holds_no_outputs_and_every_cell_is_python():
 
 def test_the_tour_runs_in_its_quick_form(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # drawn in tests/test_shown.py
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # drawn in tests/test_shown.py
     small = [
         source.replace(FULL, QUICK).replace(
             '"run.overwrite": True', '"threads": 1, "run.overwrite": True'

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import PLAIN_ESTIMATORS
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from ppo.test_iteration import nudge
-from tether.config import ESTIMATORS
 from tether.data.batching import join, pad_left, pad_right
 from tether.ppo.experience import unmask_observations
 from tether.ppo.iteration import run_iteration
@@ -186,7 +186,7 @@ def test_no_update_learns_from_observations(trained, kind):
     assert_same_training(trained(long_observations, **fields), trained(no_observations, **fields))
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", PLAIN_ESTIMATORS)
 def test_no_estimator_counts_observations(trained, estimator):
     fields = {"advantage__estimator": estimator, "advantage__gamma": 0.9}
     assert_same_training(trained(long_observations, **fields), trained(no_observations, **fields))

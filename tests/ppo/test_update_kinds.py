@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from helpers import (
+    PLAIN_ESTIMATORS,
     captured_gradients,
     changed,
     configured,
@@ -551,7 +552,7 @@ def test_remax_takes_off_what_the_greedy_response_to_the_same_prompt_scored(buil
         assert cells == pytest.approx([expected] * len(cells), abs=1e-5)
 
 
-GROUP_ESTIMATORS = [name for name, traits in ESTIMATORS.items() if traits.by_group]
+GROUP_ESTIMATORS = [name for name in PLAIN_ESTIMATORS if ESTIMATORS[name].by_group]
 
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
@@ -574,7 +575,7 @@ def test_a_row_left_alone_in_its_group_leaves_with_an_event(build, estimator):
     assert rollout_rows(outcome, roles.vocabulary, config)[0]["score"] is None
 
 
-@pytest.mark.parametrize("estimator", [n for n in ESTIMATORS if n not in GROUP_ESTIMATORS])
+@pytest.mark.parametrize("estimator", [n for n in PLAIN_ESTIMATORS if n not in GROUP_ESTIMATORS])
 def test_where_there_are_no_groups_no_row_is_lonely(build, estimator):
     calls = iter([1.0, None, *[0.5] * 1000])
     roles, config = build(
@@ -588,7 +589,7 @@ def test_where_there_are_no_groups_no_row_is_lonely(build, estimator):
 RUNS = {
     **{name: {"actor__update": kind} for name, kind in KINDS.items()},
     "trpo": {"actor__update": {"kind": "trpo"}},
-    **{name: {"advantage__estimator": name} for name in ESTIMATORS},
+    **{name: {"advantage__estimator": name} for name in PLAIN_ESTIMATORS},
     "trpo without a critic": {
         "actor__update": {"kind": "trpo"},
         "advantage__estimator": "rloo",
@@ -614,6 +615,18 @@ def test_two_iterations_run_from_end_to_end_with_finite_metrics(tiny_config, nam
         assert all(isinstance(x, int | float) and math.isfinite(x) for x in line.values())
         assert line["actor/grad_norm"] > 0
     assert read_jsonl(result.run / "events.jsonl") == []
+
+
+def test_gdpo_runs_from_end_to_end_with_several_rewards(tiny_config):
+    parts = [
+        {"name": "short", "kind": "length", "arguments": {"at_most": 4}},
+        {"name": "right", "kind": "exact_answer"},
+    ]
+    fields = {"advantage__estimator": "gdpo", "kl__in_reward__coef": 0.0, "data__heldout": None}
+    run = tether.train(changed(tiny_config, reward={"parts": parts}, **fields)).run
+    for line in read_jsonl(run / "metrics.jsonl"):
+        assert all(isinstance(x, int | float) and math.isfinite(x) for x in line.values())
+        assert {name.rpartition("/")[2] for name in line} >= {"short", "right"}
 
 
 def test_the_exact_penalty_is_the_kl_from_the_old_policy_over_the_vocabulary(build):

@@ -155,9 +155,11 @@ def test_a_signal_during_an_iteration_ends_the_loop_with_the_state_saved(config)
         run.save()
 
 
-def test_between_two_iterations_a_signal_belongs_to_the_caller(config):
+def test_between_two_iterations_a_signal_belongs_to_the_caller(config, request):
     """A cell of a notebook is interrupted as always; the run waits and can be closed."""
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.default_int_handler  # a worker of pytest-xdist has another
+    held = signal.signal(signal.SIGINT, before)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, held))
     run = tether.start(config, reward=distinct_letters)
     next(run)
     assert signal.getsignal(signal.SIGINT) is before

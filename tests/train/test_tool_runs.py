@@ -89,21 +89,22 @@ def test_a_run_with_an_environment_records_its_calls_and_repeats_bit_for_bit(con
     for row in called:
         made = [call for call in row["calls"] if call["error"] is None]
         spans = "".join("w" if own else "o" for own in row["response_mask"]).split("w")
-        assert len([span for span in spans if span]) == len(made)
+        read = [call for call in made if call["turn"] < 2]  # the last turn's is not read any more
+        assert len([span for span in spans if span]) == len(read)
         for call in made:
             after = chr(ord(call["arguments"][-1]) + 1)
             assert call["result"].startswith(f"[{after} of ")
-            assert call["result"] in row["response"]
+            assert (call["result"] in row["response"]) == (call in read)
             assert "seconds" not in call
         masked = zip(row["response_mask"], row["rollout_log_probs"], strict=True)
         assert all(log_prob == 0 for own, log_prob in masked if not own)
-    assert any(row["finish_reason"] == "stop" for row in called)  # out of turns
-    last = [row["calls"][-1] for row in called if len(row["calls"]) == 3]
-    assert all("rollout.max_turns" in call["error"] for call in last)
+    out_of_turns = [row for row in called if len(row["calls"]) == 3]  # rollout.max_turns
+    assert out_of_turns
+    assert all(row["finish_reason"] == "truncated" for row in out_of_turns)
 
     metrics = first["metrics"][1]
     assert metrics["tools/calls_mean"] > 0
-    assert metrics["tools/invalid_mean"] > 0
+    assert metrics["tools/invalid_mean"] == 0  # any text is a step
     assert metrics["tools/observed_tokens_mean"] > 0
     assert not any("seconds" in name for name in metrics)
     assert first["evals"][0]["calls"] > 0

@@ -345,8 +345,8 @@ EXAMPLE_WORDS: dict[str, tuple[str, str]] = {
     "mistake_terminated": (
         "Treating an episode that was cut off as one that ended. What would follow is worth the "
         "critic's 2 (advantage.truncation bootstrap), so δ of t5 is 1.95 + 2 − 1.5 = 2.45.",
-        "把中途截断的一局当成已经结束。后续的价值取 Critic 给的 2（advantage.truncation "
-        "bootstrap），所以 t5 的 δ 是 1.95 + 2 − 1.5 = 2.45。",
+        "把中途截断的一局当成已经结束。后续的价值按估值 2 计入，所以 t5 的 δ 是 "
+        "1.95 + 2 − 1.5 = 2.45。",
     ),
     "mistake_delta": (
         "Taking r + V_next − V for the advantage. That is δ, the case λ = 0.",

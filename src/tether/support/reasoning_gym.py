@@ -12,7 +12,7 @@ def reasoning_gym_family(family: str, seed: int, size: int, arguments: dict[str,
         package = importlib.import_module("reasoning_gym")
     except ImportError:
         raise UserError(
-            f"reasoning_gym:{family} needs the package: pip install 'tether[reasoning]'."
+            f"reasoning_gym:{family} needs the package: pip install '.[reasoning]'."
         ) from None
     factory = importlib.import_module("reasoning_gym.factory")
     if family not in factory.DATASETS:

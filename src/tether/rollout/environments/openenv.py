@@ -91,4 +91,4 @@ def check_server(arguments: Mapping[str, Any]) -> None:
     try:
         importlib.import_module("websockets")
     except ImportError:
-        raise UserError(f"{where} needs a package: pip install 'tether[openenv]'.") from None
+        raise UserError(f"{where} needs a package: pip install '.[openenv]'.") from None

@@ -93,5 +93,5 @@ def _package() -> Any:
         return importlib.import_module("textarena")
     except ImportError:
         raise UserError(
-            "rollout.environment textarena needs the package: pip install 'tether[games]'."
+            "rollout.environment textarena needs the package: pip install '.[games]'."
         ) from None

@@ -28,7 +28,7 @@ class McpServer:
         try:
             package = importlib.import_module("mcp")
         except ImportError:
-            raise UserError(f"{where} needs the package: pip install 'tether[mcp]'.") from None
+            raise UserError(f"{where} needs the package: pip install '.[mcp]'.") from None
         try:
             wait_for(self._connect(package), settings.connect_seconds)
         except Exception as error:  # of the system, the protocol or the server
