@@ -2,8 +2,7 @@
 
 import asyncio
 import copy
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +13,7 @@ from tether.dist.collectives import gather_results
 from tether.models.forward import Network
 from tether.rewards.functions import Answer, ReadyReward, Reward, RewardPart, Row, failure
 from tether.rewards.values import LARGEST_SCORE, RowReward, Said, add_rewards
+from tether.support.background_loop import wait_for
 
 NO_OPINION = "the reward returned None"
 T = TypeVar("T")
@@ -223,7 +223,7 @@ class InProcessScorer(Scorer):
         # Copies: rows of one prompt share what is inside their columns.
         given = [[copy.deepcopy(dict(rows[i])) for i in call] for call in calls]
         if ready.is_async:
-            answers = run_coroutine(_together(ready, given, self.concurrency))
+            answers = wait_for(_together(ready, given, self.concurrency))
         else:
             answers = [self._answers(ready, call) for call in given]
         return [Verdict.of_answer(answer) for call in answers for answer in call]
@@ -250,29 +250,6 @@ async def _together(
             return await ready.answers_async(rows, None)
 
     return await asyncio.gather(*map(one, calls))
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine does, also where an event loop runs already, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    found: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(asyncio.run(coroutine))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
 
 
 class EnvironmentScorer(PartScorer):

@@ -21,10 +21,10 @@ from tether.rewards.scorers import (
     Batch,
     PartScorer,
     Verdict,
-    run_coroutine,
     score_across_processes,
 )
 from tether.rewards.values import LONGEST_EXTRA, number, read_reward
+from tether.support.background_loop import wait_for
 from tether.support.http import (
     BadAnswer,
     JsonClient,
@@ -70,7 +70,7 @@ class ServerScorer(PartScorer):
         ]
         new = [i for i, key in enumerate(keys) if self.record.find(key) is None]
         if new:
-            run_coroutine(self.ask([keys[i] for i in new], [asked[i] for i in new]))
+            wait_for(self.ask([keys[i] for i in new], [asked[i] for i in new]))
         return [self._verdict(key) for key in keys]
 
     def _verdict(self, key: Key) -> Verdict:

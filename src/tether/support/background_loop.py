@@ -16,15 +16,19 @@ _lock = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork has no thread of its own
 
 
-def wait_for(value: Any, seconds: float) -> Any:
-    """Return a value as it is, or what a coroutine returns within so many seconds."""
+def wait_for(value: Any, seconds: float | None = None) -> Any:
+    """Return a value as it is, or what a coroutine returns within so many seconds.
+
+    It may be called where another event loop runs already, as in a notebook.
+    """
     if not inspect.isawaitable(value):
         return value
     future = asyncio.run_coroutine_threadsafe(_awaited(value), _loop())
     try:
         return future.result(seconds)
-    except FutureTimeout:
-        future.cancel()
+    except BaseException as error:  # a signal too: nobody waits for it any more
+        if not future.cancel() or not isinstance(error, FutureTimeout):
+            raise
         raise TimeoutError(f"it took longer than {seconds:g} s") from None
 
 
