@@ -96,6 +96,33 @@ def test_a_message_row_of_one_turn_is_the_same_as_a_prompt_and_a_response(byte_t
     assert found[0] == found[1]
 
 
+def test_what_a_tool_said_in_an_episode_is_read_and_not_learnt(byte_tokenizer, tmp_path):
+    row = {"prompt": "a", "response": ["<t>b</t>", "<r>c</r>", "d"]}
+    path = write_rows(tmp_path / "rows.jsonl", [row])
+    (found,) = load_conversations(path, ConversationSection(train=path), byte_tokenizer, None)
+    assert found.prompt_ids == [USER, *letters(byte_tokenizer, "a"), ASSISTANT]
+    assert found.response_ids == [*letters(byte_tokenizer, "<t>b</t><r>c</r>d"), EOS]
+    assert found.loss_mask == [True] * 8 + [False] * 8 + [True, True]
+
+
+@pytest.mark.parametrize(
+    ("response", "problem"),
+    [
+        (["call", "result"], "'response' lists 2 texts; write what the model wrote"),
+        ([], "'response' lists 0 texts"),
+        (["call", 3, "answer"], "text 2 of 'response' is not text"),
+        (["call", "result", " "], "text 3 of 'response' is not text, or empty"),
+        (None, "'response' is not text, or empty"),
+    ],
+)
+def test_an_episode_that_cannot_be_learnt_is_refused_by_row(
+    byte_tokenizer, tmp_path, response, problem
+):
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "response": response}])
+    with pytest.raises(UserError, match=f"line 1: {problem}"):
+        load_conversations(path, ConversationSection(train=path), byte_tokenizer, None)
+
+
 # The loss
 
 

@@ -69,7 +69,8 @@ class ConversationSection(Section):
     prompt_column: str = "prompt"
     """the column that holds the prompt"""
     response_column: str = "response"
-    """the column that holds the response to train on"""
+    """the column that holds the response to train on: text, or a list of what the model wrote, what
+    it read from a tool, what it wrote, …"""
     system_prompt: str | None = None
     """a system turn before every prompt; needs a chat template"""
     date: datetime.date | None = None

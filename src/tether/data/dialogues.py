@@ -1,7 +1,8 @@
 """Conversations to learn from: which tokens are context, and which are trained on.
 
-A row is a list of `messages`, or a prompt and a response. Both become a prompt and a response, with
-a mask of the response tokens that an assistant wrote, its EOS included:
+A row is a list of `messages`, or a prompt and a response, which may be an episode with tools. All
+become a prompt and a response, with a mask of the response tokens that the model is to write, the
+EOS included:
 
     <user>1+1=?<assistant> 2<eos> <user>And 2+2?<assistant> 4<eos>
     ─────── prompt ─────── TT T   F F F F F F F F F F F F F  TT T
@@ -60,10 +61,13 @@ def load_conversations(
                 tokenizer, with_system_prompt(row[data.messages_column], data.system_prompt)
             )
         else:
-            prompt, response = (
-                text_column(row, name) for name in (data.prompt_column, data.response_column)
+            prompt, response = text_column(row, data.prompt_column), row.get(data.response_column)
+            turns = (
+                checked_turns(response, data.response_column)
+                if isinstance(response, list)
+                else [text_column(row, data.response_column)]
             )
-            found = encode_prompt_and_response(tokenizer, prompt, response, data.system_prompt)
+            found = encode_episode(tokenizer, prompt, turns, data.system_prompt)
         check_num_tokens(len(found), data.max_tokens, context)
         return found
 
@@ -92,11 +96,30 @@ def encode_prompt_and_response(
     system_prompt: str | None = None,
 ) -> Conversation:
     """Encode the two separately, as in sampling, so that no token straddles the border."""
-    ids = encode_response(tokenizer, response)
+    return encode_episode(tokenizer, prompt, [response], system_prompt)
+
+
+def encode_episode(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    turns: Sequence[str],
+    system_prompt: str | None = None,
+) -> Conversation:
+    """Encode a response whose turns are in turn written by the model and read from a tool.
+
+    Each is encoded apart, as in a rollout. The first and the last are written; what is read is not
+    learnt.
+    """
     prompt_ids = render_prompt(tokenizer, prompt, system_prompt)
     if not prompt_ids:
         raise BadRow("the prompt has no tokens: the model's tokenizer drops all of its text.")
-    return Conversation(prompt_ids, ids, [True] * len(ids))
+    response_ids: list[int] = []
+    loss_mask: list[bool] = []
+    for number, text in enumerate(turns):
+        ids = encode_text(tokenizer, text)
+        response_ids += ids
+        loss_mask += [number % 2 == 0] * len(ids)
+    return Conversation(prompt_ids, [*response_ids, _eos_id(tokenizer)], [*loss_mask, True])
 
 
 def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Any) -> Conversation:
@@ -150,6 +173,19 @@ def check_messages(messages: Any) -> None:
             raise BadRow(f"a message needs a role, one of {', '.join(ROLES)}.")
         if not is_text(message.get("content")):
             raise BadRow(f"the {message['role']}'s content is not text, or empty.")
+
+
+def checked_turns(turns: list[Any], name: str) -> list[str]:
+    """Return the texts of an episode, or raise `BadRow`."""
+    if len(turns) % 2 == 0:
+        raise BadRow(
+            f"{name!r} lists {len(turns)} texts; write what the model wrote, what it read, what it "
+            f"wrote, …, beginning and ending with what it wrote."
+        )
+    for number, text in enumerate(turns, start=1):
+        if not is_text(text):
+            raise BadRow(f"text {number} of {name!r} is not text, or empty.")
+    return turns
 
 
 def text_column(row: Mapping[str, Any], name: str) -> str:
