@@ -156,7 +156,7 @@ def hang(body, number):
         (lambda b, n: (200, b"not json"), "it is not JSON"),
         (lambda b, n: (200, b"\xff\xfe"), "it is not UTF-8"),
         (lambda b, n: (200, [1]), "it is not a JSON object"),
-        (lambda b, n: (200, {"choices": []}), "it is no chat completion"),
+        (lambda b, n: (200, {"choices": []}), "it is not a chat completion"),
         (lambda b, n: (200, completion(None)), "its message has no text"),
         (lambda b, n: (200, completion(["Score: 1"])), "its message has no text"),
         (lambda b, n: (401, {"error": "key"}), "its status is 401"),

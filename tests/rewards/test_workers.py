@@ -251,5 +251,5 @@ def test_what_yields_is_refused():
         yield 1.0
 
     for function in (numbers, later):
-        with pytest.raises(UserError, match="yields, which is no number"):
+        with pytest.raises(UserError, match="yields instead of returning a number"):
             required_columns(function)

@@ -71,7 +71,7 @@ def test_a_trace_says_as_much(config, tmp_path):
             "returned a list for one row",
         ),
         ("def f(completions, **kwargs): return 1.0\n", "returned float, not a list"),
-        ("def f(response): yield 1.0\n", "yields, which is no number"),
+        ("def f(response): yield 1.0\n", "yields instead of returning a number"),
     ],
 )
 @pytest.mark.parametrize("start", [api.check, api.train])

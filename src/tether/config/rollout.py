@@ -307,9 +307,9 @@ class JudgeArguments(ServerArguments):
     score_field: str | None = None
     """take the score from this field of the last JSON object in the answer instead"""
     lowest: float | None = None
-    """an answer below is no score"""
+    """an answer below is not a score"""
     highest: float | None = None
-    """an answer above is no score"""
+    """an answer above is not a score"""
     temperature: NonNegativeFloat = 0.0
     """of the judge's sampling"""
     max_tokens: PositiveInt = 512

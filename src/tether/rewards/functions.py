@@ -34,7 +34,7 @@ Answer = dict[str, Any]  # of one row: a `Said` as a dict, or {"error": sentence
 LEARNED = "model:"
 ENVIRONMENT = "environment"
 JUDGE, HTTP = "judge", "http"
-SOURCES = (ENVIRONMENT, JUDGE, HTTP)  # kinds that are no functions
+SOURCES = (ENVIRONMENT, JUDGE, HTTP)  # kinds that are not functions
 IN_BRACES = re.compile(r"\{(\w+)\}")  # a column's name in a judge's prompt
 TIME_LIMIT = " (reward.timeout_seconds)"
 ROW_ARGUMENTS = (
@@ -151,7 +151,7 @@ def refuse_uncallable(function: Reward, name: str) -> None:
         raise UserError(f"{name} is a class without `__call__`; add one that returns the reward.")
     call = _called(function)
     if inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
-        raise UserError(f"{name} yields, which is no number; write `return`.")
+        raise UserError(f"{name} yields instead of returning a number; write `return`.")
 
 
 def _called(function: Reward) -> Callable[..., Any]:

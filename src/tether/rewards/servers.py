@@ -261,7 +261,7 @@ def content_of(content: bytes) -> str:
     try:
         said = _json(content)["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
-        raise BadAnswer("it is no chat completion") from None
+        raise BadAnswer("it is not a chat completion") from None
     if not isinstance(said, str):
         raise BadAnswer("its message has no text")
     return said

@@ -124,7 +124,7 @@ def last_score(e: Evidence) -> Point:
 
 
 def critic_explains_nothing(e: Evidence) -> Found:
-    """The critic is no better than a constant, and not even the right constant; or far worse.
+    """The critic is not better than a constant, and not even the right constant; or far worse.
 
     An explained variance near 0 alone says little: a few tokens of a short answer leave little
     to foresee. Its mean must be wrong as well.
