@@ -45,7 +45,7 @@ def describe(results: list[Result]) -> list[str]:
     return [
         results_table(middle.before, middle.after),
         "",
-        f"  The seed in the middle of {len(results)}. All seeds: sampled {', '.join(sampled)};",
+        f"  The median of {len(results)} seeds. All seeds: sampled {', '.join(sampled)};",
         f"  greedy {', '.join(greedy)}; training took {', '.join(seconds)} s.",
         f"  {machine()}",
     ]
