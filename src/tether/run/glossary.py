@@ -168,11 +168,11 @@ METRICS: dict[str, Entry] = {
     ),
     "actor/approx_kl": Entry(
         "KL(old || new) per token, from the old policy's samples, mean over the update",
-        "How far one iteration moves the policy. Below 0.02 is usual; spikes mean steps too large.",
+        "How far one iteration moves the policy. 0.01 to 0.1 is usual, more in the first iterations; spikes mean steps too large.",
     ),
     "actor/pg_clipfrac": Entry(
         "share of tokens where the clip took the gradient away",
-        "0 to 0.2 is usual. High: the steps are large; lower `actor.lr` or `actor.epochs`.",
+        "Below 0.1 is usual. High: the steps are large; lower `actor.lr` or `actor.epochs`.",
     ),
     "actor/pg_clipfrac_high": Entry(
         "the part of it where the ratio was too high",
