@@ -94,6 +94,33 @@ def test_one_prompt_cannot_be_split(config, roles):
         pretrain_critic(config.critic.pretrain, 0.0, roles, config)
 
 
+ASKS = """
+class Asks:
+    def reset(self, row):
+        return "ab"[row["seed"] % 2] * 3 + str(row["seed"])
+
+    def step(self, response):
+        return "", 1.0, True, False, {}
+"""
+
+
+def test_an_environment_says_the_prompts_that_the_critic_learns_on(tiny_model_dir, tmp_path):
+    (tmp_path / "asks.py").write_text(ASKS)
+    config = configured(
+        tiny_recipe(tiny_model_dir, "environment", tmp_path / "run"),
+        data__train=[{"path": "environment", "arguments": {"size": 8}}],
+        data__heldout=None,
+        rollout__max_response_tokens=10,
+        rollout__max_observation_tokens=8,
+        rollout__environment={"kind": f"{tmp_path}/asks.py:Asks"},
+        reward__kind="environment",
+        critic__pretrain={"prompts": 8, "max_epochs": 1, "explained_variance": None},
+    )
+    roles = build_roles(config, None)
+    found = pretrain_critic(config.critic.pretrain, 0.0, roles, config)
+    assert 0 < found.rows < 8 * config.rollout.samples_per_prompt
+
+
 def signalling(call: int):
     """A reward in whose n-th call a SIGTERM arrives."""
     seen = []

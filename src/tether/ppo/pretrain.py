@@ -23,6 +23,7 @@ from tether.ppo.roles import Roles
 from tether.ppo.scoring import score_greedy, score_rollout, shape_overlong
 from tether.ppo.updates.critic import critic_schedule, fit_critic
 from tether.ppo.updates.minibatches import UpdateReport
+from tether.rollout.environments.episodes import told_prompts
 from tether.rollout.sampler import Draw
 from tether.run.metrics import Event
 from tether.types import Experience, Prompts
@@ -93,8 +94,10 @@ def _bank(settings: PretrainSection, beta: float, roles: Roles, config: Config) 
     )
     prompts = roles.train_prompts.for_iteration(0, count, config.seed, config.data.shuffle)
     prompts = prompts.repeat(samples)
+    episodes = roles.episodes(prompts)
+    prompts = told_prompts(prompts, episodes)
     roles.sampler.sync(roles.actor.model, 0)
-    rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "pretrain", 0))
+    rollout = roles.sampler.run(episodes, Draw(config.seed, "pretrain", 0))
     refuse_failing_tools(rollout, config)
     scores, _ = score_rollout(prompts, rollout, roles, config)
     scores = shape_overlong(scores, rollout, config)

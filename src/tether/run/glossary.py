@@ -168,7 +168,8 @@ METRICS: dict[str, Entry] = {
     ),
     "actor/approx_kl": Entry(
         "KL(old || new) per token, from the old policy's samples, mean over the update",
-        "How far one iteration moves the policy. 0.01 to 0.1 is usual, more in the first iterations; spikes mean steps too large.",
+        "How far one iteration moves the policy. 0.01 to 0.1 is usual, more in the first "
+        "iterations; spikes mean steps too large.",
     ),
     "actor/pg_clipfrac": Entry(
         "share of tokens where the clip took the gradient away",
