@@ -220,6 +220,17 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _price_has_a_reference(self) -> Config:
+        if self.train.price_samples and (
+            not self.kl.needs_reference or self.kl.refresh_reference_every
+        ):
+            raise ValueError(
+                "train.price_samples needs the KL to a reference that stays: a KL term, and "
+                "kl.refresh_reference_every 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _prompts_come_from_somewhere(self) -> Config:
         sources = [*self.data.files("train"), *self.data.files("heldout")]
         if any(file.is_environment for file in sources) and self.rollout.environment is None:
