@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "distillation"
 CLOSED, MOST_ROWS = 0.95, 1 / 3
 ITERATIONS = 40  # of PPO, the recipe's own
-COMMON = {"threads": 1, "train.eval_prompts": 500, "train.eval_samples": 2}
-PPO = {**COMMON, "train.eval_every": 2}
+COMMON = {"threads": 1, "train.eval_prompts": 500}
+PPO = {**COMMON, "train.eval_every": 4}
 STUDENT = {
     **COMMON,
     "train.iterations": ITERATIONS // 3,
-    "train.eval_every": 1,
+    "train.eval_every": 2,
     "advantage.estimator": "distillation",
     "kl.in_reward.coef": 1.0,
 }
