@@ -100,6 +100,8 @@ class ModelSection(Section):
     """format of stored weights without one below; bfloat16 only for weights that do not learn"""
     reference_dtype: Dtype | None = None
     """number format of the reference's stored weights"""
+    reference_system_prompt: str | None = None
+    """system turn that the reference reads, and the actor does not: what is to become weights"""
     critic_dtype: Dtype | None = None
     """number format of the critic's stored weights"""
     compute: Compute = "float32"

@@ -154,7 +154,7 @@ def _draws_worth(values: Float[Tensor, " prompts"]) -> float:
     return max(1.0, mean * (1 - mean) / variance) if variance > 0 else math.inf
 
 
-def wilson(share: float, count: float) -> tuple[float, float]:
+def wilson(share: float, count: float | int) -> tuple[float, float]:
     """Return Wilson's score interval of a share (Wilson 1927); unlike the normal interval it stays
     inside 0 and 1."""
     scale = 1 + Z95**2 / count

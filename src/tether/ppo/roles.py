@@ -7,11 +7,18 @@ from itertools import groupby
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.config import Config, LoraSection
 from tether.data.chat_templates import asks_for_date, fix_date
-from tether.data.prompts import HeldoutSets, OnProgress, PromptSet, load_heldout, load_prompts
+from tether.data.prompts import (
+    HeldoutSets,
+    OnProgress,
+    PromptSet,
+    encode_prompts,
+    load_heldout,
+    load_prompts,
+)
 from tether.dist.collectives import on_first_process
 from tether.dist.fsdp import shard
 from tether.dist.tensor_parallel import refuse_unshareable
@@ -37,6 +44,7 @@ from tether.models.policy import (
     FrozenReference,
     NoReference,
     Policy,
+    PromptedReference,
     Reference,
 )
 from tether.models.precision import computed_in
@@ -119,6 +127,11 @@ def build_roles(
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, actor, layers, scorer.units(), device)
     reference = _build_reference(config, actor, vocabulary, device)
+    if config.model.reference_system_prompt is not None:
+        sets = [train_prompts, *(heldout_prompts.by_name.values() if heldout_prompts else ())]
+        room = room_for_prompts(config, model.config)
+        told = _teacher_prompts(config, sets, vocabulary.tokenizer, room)
+        reference = PromptedReference(reference, told)
     share_prompts = _may_share_prompts(config, train_prompts, model, critic, reference)
     _make_ready_to_learn(model, config.model.lora, config, "actor", layers)
     if config.launch.tensor_parallel > 1:
@@ -248,6 +261,30 @@ def _build_reference(
         refreshed=config.refreshes_reference,
         own_names=own_names,
     )
+
+
+def _teacher_prompts(
+    config: Config,
+    sets: Sequence[PromptSet],
+    tokenizer: PreTrainedTokenizerBase,
+    room: int | None,
+) -> dict[tuple[int, ...], list[int]]:
+    """Return the ids of every prompt with the reference's system turn, by its ids without."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for prompts in (some.prompts for some in sets):
+        asked = [own or text for own, text in zip(prompts.messages, prompts.texts, strict=True)]
+        told = encode_prompts(tokenizer, asked, config.model.reference_system_prompt)
+        for row, ids in enumerate(told):
+            where = f"{prompts.files[row]}, line {prompts.positions[row] + 1}"
+            if isinstance(ids, UserError):
+                raise UserError(f"{where}, with model.reference_system_prompt: {ids}")
+            if room is not None and len(ids) > room:
+                raise UserError(
+                    f"{where}: with model.reference_system_prompt the prompt has {len(ids)} "
+                    f"tokens, but the model's positions leave room for {room}; shorten one of them."
+                )
+            found[tuple(prompts.ids[row])] = ids
+    return found
 
 
 def _refuse_other_vocabulary(
