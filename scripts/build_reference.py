@@ -18,7 +18,7 @@ from tether.explain.example_sums import DISTRIBUTIONS
 from tether.explain.examples import EXAMPLES, Example
 from tether.explain.examples_text import number
 from tether.explain.words import Language, say
-from tether.run.glossary import EVALS, METRICS, TIMINGS, Entry
+from tether.run.glossary import EVALS, EVALS_ON_REQUEST, METRICS, TIMINGS, Entry
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE_BY = "<!-- Made by scripts/build_reference.py (`make docs`); edit the code, not this file. -->"
@@ -94,7 +94,7 @@ METRIC_FILES = [
         "evals.jsonl",
         "One object per evaluation on held-out prompts: `greedy` and `sampled` are objects with "
         "the fields below.",
-        EVALS,
+        {**EVALS, **EVALS_ON_REQUEST},
     ),
 ]
 

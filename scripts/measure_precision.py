@@ -21,7 +21,7 @@ from tether import api
 from tether.cli.terminal import table
 from tether.config.load import load_config
 from tether.config.stages import PipelineConfig
-from tether.ppo.evaluate import Estimate
+from tether.ppo.estimates import Estimate
 from tether.run.directory import METRICS, TIMINGS
 from tether.run.reader import read_lines
 

@@ -27,8 +27,9 @@ from tether.data.batching import join_pairs, length_mask
 from tether.data.messages import without_chat_template
 from tether.data.prompts import encode_prompts
 from tether.models.policy import Policy
+from tether.ppo.estimates import Interval
 from tether.ppo.evaluate import read_evaluations
-from tether.ppo.probe import Interval, ProbeResult
+from tether.ppo.probe import ProbeResult
 from tether.run.reader import read_lines
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

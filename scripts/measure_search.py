@@ -26,7 +26,8 @@ import tether
 from tether.cli.terminal import table
 from tether.config import Config
 from tether.data.files import read_rows
-from tether.ppo.evaluate import Estimate, Evaluation
+from tether.ppo.estimates import Estimate
+from tether.ppo.evaluate import Evaluation
 from tether.run.directory import CONFIG, METRICS, TIMINGS, is_run
 from tether.run.reader import read_lines
 

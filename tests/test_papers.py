@@ -20,7 +20,7 @@ METHODS = {
     "clip-higher (DAPO)",
     *("GAE", "GRPO", "Dr. GRPO", "RLOO", "ReMax", "OPO", "REINFORCE++"),
     *("KL in the reward", "adaptive KL controller", "k1", "k2", "k3"),
-    "on-policy distillation",
+    *("on-policy distillation", "context distillation"),
     *("dynamic sampling (DAPO)", "overlong shaping (DAPO)", "truncated rows masked (DAPO)", "GDPO"),
     *("VAPO: two lambdas", "VAPO: lambda by length", "VAPO: value pretraining"),
     *("state masking (Search-R1)", "truncated importance correction"),

@@ -76,9 +76,9 @@ def test_every_config_field_has_one_row_with_its_type_range_and_default(script):
         "| how far the ratio may fall before the objective is flat |" in rows
     )
     assert (
-        "| `data.heldout` | string or list or null |  | `null` "
-        "| prompts for evaluation only, written as `train`; generated ones have seeds of their own "
-        "|" in rows
+        "| `data.heldout` | string or list or mapping or null |  | `null` "
+        "| prompts for evaluation only, written as `train`, or several sets as {NAME: FILE, …} |"
+        in rows
     )
 
 

@@ -15,7 +15,8 @@ from helpers import f64, mask_of, sequences_of, table
 import tether
 from tether import plots
 from tether.errors import UserError
-from tether.ppo.evaluate import Estimate, Evaluation
+from tether.ppo.estimates import Estimate
+from tether.ppo.evaluate import Evaluation
 from tether.run.compare import compare_runs
 from tether.run.rows import Row, read_rows
 from tether.support import html

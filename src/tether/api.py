@@ -29,7 +29,7 @@ from tether.models.policy import Policy
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.planning.plan import Plan
 from tether.planning.preview import preview
-from tether.ppo.evaluate import Evaluation, build_endpoint_evaluation
+from tether.ppo.evaluate import NOTHING_HELD_OUT, Evaluation, build_endpoint_evaluation
 from tether.ppo.evaluate import evaluate as evaluate_roles
 from tether.ppo.evaluate import evaluate_endpoint as evaluate_at_endpoint
 from tether.ppo.probe import PROBE_TEMPERATURE, ProbeResult, run_probe
@@ -190,10 +190,10 @@ def evaluate(
         if run is not None and on_base:
             load_learnt_part(latest_checkpoint(run), roles, config)
         if roles.heldout_prompts is None:
-            raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
-        prompts = roles.heldout_prompts.first(config.train.eval_prompts)
+            raise UserError(NOTHING_HELD_OUT)
+        sets = roles.heldout_prompts.first(config.train.eval_prompts)
         done = 0 if run is None else int(latest_checkpoint(run).name)
-        evaluation, _ = evaluate_roles(done, prompts, roles, config)
+        evaluation, _ = evaluate_roles(done, sets, roles, config, config.train.price_samples > 0)
         return evaluation
     finally:
         roles.reward.close()

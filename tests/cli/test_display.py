@@ -8,7 +8,8 @@ from helpers import table
 from tether.cli.display import Display, results_table
 from tether.cli.terminal import sparkline
 from tether.config.load import load_config
-from tether.ppo.evaluate import Estimate, Evaluation
+from tether.ppo.estimates import Estimate
+from tether.ppo.evaluate import Evaluation
 from tether.train.training import Result
 from tether.train.watch import IterationRecord
 

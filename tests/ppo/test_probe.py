@@ -11,7 +11,8 @@ import tether
 from tether.data.probe import Fact, Probe
 from tether.models.policy import Policy
 from tether.models.vocabulary import Vocabulary
-from tether.ppo.probe import Interval, ProbeResult, run_probe
+from tether.ppo.estimates import Interval
+from tether.ppo.probe import ProbeResult, run_probe
 
 
 @torch.no_grad()

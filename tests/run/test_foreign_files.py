@@ -15,7 +15,8 @@ import torch
 
 from tether.dist.interrupt import Interrupt
 from tether.errors import UserError
-from tether.ppo.evaluate import Evaluation, estimate
+from tether.ppo.estimates import estimate
+from tether.ppo.evaluate import Evaluation
 from tether.run.checkpoint_store import all_checkpoints, newest_whole, prune, publish, set_aside
 from tether.run.directory import create_run_directory
 from tether.run.lock import RunLock, is_being_written

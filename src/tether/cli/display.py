@@ -19,7 +19,7 @@ from tether.cli.doctor import closing_line
 from tether.cli.terminal import ReadingLines, printable, probe_table, score_text, sparkline, table
 from tether.config import Config
 from tether.dist.environment import launched_rank
-from tether.ppo.evaluate import Evaluation
+from tether.ppo.evaluate import Evaluation, SetScores
 from tether.ppo.scoring import Trial
 from tether.run.directory import is_run
 from tether.run.trust import FLAG, code_and_addresses
@@ -152,6 +152,8 @@ class Display(Watcher[Evaluation]):
         if result.before is not None and result.after is not None and result.iterations_done:
             self.console.print()
             self.console.print(results_table(result.before, result.after), markup=False)
+            if result.after.price is not None:
+                self.console.print(f"\n  {result.after.price}", markup=False)
             before, after = result.before.probe, result.after.probe
             if before is not None and after is not None:
                 shown = probe_table({"before": before, "after": after})
@@ -195,10 +197,29 @@ def training_bar(console: Console) -> BarWithCurves:
 
 
 def results_table(before: Evaluation, after: Evaluation) -> str:
-    """Return a table of before and after on held-out prompts, with 95% intervals and the KL."""
+    """Return a table of before and after on held-out prompts, with 95% intervals and the KL; last
+    the same of each set, where sets have names."""
     rows = [["held-out", "before", "95% interval", "after", "95% interval", "change"]]
-    for name in ("sampled", "greedy"):
-        old, new = getattr(before, name), getattr(after, name)
+    rows += _score_rows("", before.scores(), after.scores())
+    rows.append(["KL spent", _kl(before.kl), "", _kl(after.kl), "", "nats per response"])
+    if before.calls is not None and after.calls is not None:
+        rows.append(
+            ["tool calls", f"{before.calls:.2f}", "", f"{after.calls:.2f}", "", "per response"]
+        )
+    for name in [name for name in after.sets if name in before.sets]:
+        old, new = before.sets[name], after.sets[name]
+        rows += _score_rows(f"{name}: ", old, new)
+        rows.append([f"{name}: KL", _kl(old.kl), "", _kl(new.kl), "", "nats per response"])
+    return table(rows)
+
+
+def _score_rows(label: str, before: SetScores, after: SetScores) -> list[list[str]]:
+    """Return a row for each mean score that both have."""
+    olds = {"sampled": before.sampled, "greedy": before.greedy, **before.at_k}
+    news = {"sampled": after.sampled, "greedy": after.greedy, **after.at_k}
+    rows = []
+    for name in [name for name in news if name in olds]:
+        old, new = olds[name], news[name]
         binary = old.binary and new.binary
         cells = [
             text
@@ -215,13 +236,8 @@ def results_table(before: Evaluation, after: Evaluation) -> str:
             if binary
             else f"{new.mean - old.mean:+.3f}"
         )
-        rows.append([name, *cells, change])
-    rows.append(["KL spent", _kl(before.kl), "", _kl(after.kl), "", "nats per response"])
-    if before.calls is not None and after.calls is not None:
-        rows.append(
-            ["tool calls", f"{before.calls:.2f}", "", f"{after.calls:.2f}", "", "per response"]
-        )
-    return table(rows)
+        rows.append([f"{label}{name}", *cells, change])
+    return rows
 
 
 def _kl(nats: float | None) -> str:

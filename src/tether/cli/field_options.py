@@ -67,8 +67,8 @@ def _read_value(name: str, value: str, schema: "type[BaseModel] | None") -> Any:
     annotation = next((info.annotation for dotted, info in fields if dotted == name), None)
     is_union = get_origin(annotation) in (Union, UnionType)
     members = get_args(annotation) if is_union else (annotation,)
-    is_list = value.startswith("[") and not set(members) <= {str, Path, NoneType}
-    if {str, Path} & set(members) and not is_list and value not in ("null", "~"):
+    is_nested = value.startswith(("[", "{")) and not set(members) <= {str, Path, NoneType}
+    if {str, Path} & set(members) and not is_nested and value not in ("null", "~"):
         return value
     try:
         return load_yaml(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tether.cli.field_options import TrustRun, one_word, parse_words
-from tether.cli.terminal import printable, probe_table, score_text, table
+from tether.cli.terminal import printable, probe_table, score_text, sets_table, table
 from tether.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,12 +61,17 @@ def evaluate(
 
 def _show(evaluation: "Evaluation") -> None:
     rows = [["held-out", "mean score", "95% interval", "prompts"]]
-    for name, part in (("greedy", evaluation.greedy), ("sampled", evaluation.sampled)):
+    parts = {"greedy": evaluation.greedy, "sampled": evaluation.sampled, **evaluation.at_k}
+    for name, part in parts.items():
         mean, low, high = (score_text(x, part.binary) for x in (part.mean, part.low, part.high))
         rows.append([name, mean, f"{low} – {high}", str(part.count)])
     print(table(rows))
     if evaluation.kl is not None:
         print(f"  KL to the reference: {evaluation.kl:.4f} nats per sampled response")
+    if evaluation.price is not None:
+        print(f"  {evaluation.price}")
+    if evaluation.sets:
+        print(f"\n{sets_table(evaluation)}")
 
 
 def generate(

@@ -14,6 +14,7 @@ from tether.errors import UserError
 from tether.explain.document import Section, Table
 
 if TYPE_CHECKING:
+    from tether.ppo.evaluate import Evaluation
     from tether.ppo.probe import ProbeResult
 
 READING_SECONDS = 5.0  # between two lines about a long file
@@ -55,6 +56,20 @@ def probe_table(found: "Mapping[str, ProbeResult]") -> str:
         x = results[1].perplexity_ratio(results[0])
         lines.append(f"  perplexity: x {x.mean:.3f} ({x.low:.3f} to {x.high:.3f})")
     return "\n".join(lines)
+
+
+def sets_table(evaluation: "Evaluation") -> str:
+    """Return the scores of each held-out set, with 95% intervals; of pass@k and maj@k the last."""
+    names = [*evaluation.at_k]
+    last = [name for name, after in zip(names, [*names[1:], ""], strict=True)
+            if name.partition("@")[0] != after.partition("@")[0]]  # fmt: skip
+    rows = [["set", "prompts", "greedy", "sampled", *last, "KL"]]
+    for name, found in evaluation.sets.items():
+        shown = [found.greedy, found.sampled, *(found.at_k.get(k) for k in last)]
+        cells = ["–" if x is None else str(x) for x in shown]
+        kl = "–" if found.kl is None else f"{found.kl:.3f}"
+        rows.append([name, str(found.sampled.count), *cells, kl])
+    return table(rows)
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -220,6 +220,17 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _price_has_a_reference(self) -> Config:
+        if self.train.price_samples and (
+            not self.kl.needs_reference or self.kl.refresh_reference_every
+        ):
+            raise ValueError(
+                "train.price_samples needs the KL to a reference that stays: a KL term, and "
+                "kl.refresh_reference_every 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _prompts_come_from_somewhere(self) -> Config:
         sources = [*self.data.files("train"), *self.data.files("heldout")]
         if any(file.is_environment for file in sources) and self.rollout.environment is None:
@@ -243,16 +254,37 @@ class Config(RunConfig):
         estimator = self.advantage.estimator
         if not self.advantage.traits.needs_teacher:
             return self
-        if self.kl.in_reward.coef == 0 or self.model.reference is None:
+        teacher = self.model.reference or self.model.reference_system_prompt
+        if self.kl.in_reward.coef == 0 or teacher is None:
             raise ValueError(
                 f"advantage.estimator {estimator} learns from the KL to a teacher alone; name the "
-                f"teacher by model.reference, and write kl.in_reward.coef: 1"
+                f"teacher by model.reference, or its prompt by model.reference_system_prompt, and "
+                f"write kl.in_reward.coef: 1"
             )
         if self.kl.refresh_reference_every or self.kl.in_reward.controller == "adaptive":
             raise ValueError(
                 f"advantage.estimator {estimator} does not go with kl.refresh_reference_every or "
                 f"an adaptive kl.in_reward.controller: the teacher stays, and so does its weight"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reference_can_be_prompted(self) -> Config:
+        if self.model.reference_system_prompt is None:
+            return self
+        sources = [*self.data.files("train"), *self.data.files("heldout")]
+        refused = {
+            "data.chat_template: false": not self.data.chat_template,
+            "model.learn_layers": self.model.learn_layers is not None,
+            "train.price_samples": self.train.price_samples > 0,
+            "prompts of the environment": any(file.is_environment for file in sources),
+            "a config without a KL term": not self.kl.needs_reference,
+        }
+        for field, is_set in refused.items():
+            if is_set:
+                raise ValueError(
+                    f"model.reference_system_prompt does not go with {field}; leave one of them out"
+                )
         return self
 
     @model_validator(mode="after")

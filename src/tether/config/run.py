@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import datetime
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -98,6 +100,8 @@ class ModelSection(Section):
     """format of stored weights without one below; bfloat16 only for weights that do not learn"""
     reference_dtype: Dtype | None = None
     """number format of the reference's stored weights"""
+    reference_system_prompt: str | None = None
+    """system turn that the reference reads, and the actor does not: what is to become weights"""
     critic_dtype: Dtype | None = None
     """number format of the critic's stored weights"""
     compute: Compute = "float32"
@@ -209,6 +213,25 @@ def _path_or_files(value: Any) -> Any:
 
 
 DataFiles = Annotated[list[DataFile], Field(min_length=1)]
+UNNAMED_SET = "held-out"  # the set of `data.heldout` where it is a path or a list
+SET_NAME = re.compile(r"\w[\w.-]*")
+
+
+def _heldout_sets(value: Any) -> Any:
+    """Validate what `data.heldout` may be: nothing, a path, files, or any of these by name."""
+    if not isinstance(value, dict):
+        return None if value is None else _path_or_files(value)
+    wrong = [name for name in value if not (isinstance(name, str) and SET_NAME.fullmatch(name))]
+    if wrong or not value:
+        named = f"{wrong[0]!r} is not a name for a set" if wrong else "no set is named"
+        raise ValueError(f"{named}; write {{NAME: FILE, …}} with letters, digits, _ - and .")
+    found = {}
+    for name, files in value.items():
+        try:
+            found[name] = _path_or_files(files)
+        except ValueError as error:
+            raise ValueError(f"set {name}: {error}") from None
+    return found
 
 
 class DataSection(Section):
@@ -217,10 +240,9 @@ class DataSection(Section):
     train: Annotated[str | DataFiles, BeforeValidator(_path_or_files)]
     """training prompts: a file, `reasoning_gym:NAME`, `environment`, or a list of {path, weight}"""
     heldout: Annotated[
-        str | DataFiles | None,
-        BeforeValidator(lambda value: None if value is None else _path_or_files(value)),
+        str | DataFiles | dict[str, str | DataFiles] | None, BeforeValidator(_heldout_sets)
     ] = None
-    """prompts for evaluation only, written as `train`; generated ones have seeds of their own"""
+    """prompts for evaluation only, written as `train`, or several sets as {NAME: FILE, …}"""
     prompt_column: str = "prompt"
     """the column that holds the prompt: text, or a list of messages"""
     columns: dict[str, str] = {}
@@ -262,8 +284,27 @@ class DataSection(Section):
 
     def files(self, split: Literal["train", "heldout"]) -> list[DataFile]:
         """Return the files of a split; a path alone is a list of one."""
-        files = self.train if split == "train" else self.heldout
-        return [DataFile(path=files)] if isinstance(files, str) else files or []
+        sets = [self.train] if split == "train" else self.heldout_sets.values()
+        return [file for files in sets for file in _as_files(files)]
+
+    @property
+    def names_sets(self) -> bool:
+        """Return whether held-out prompts come in sets with names."""
+        return isinstance(self.heldout, dict)
+
+    @property
+    def heldout_sets(self) -> dict[str, str | list[DataFile]]:
+        """Return the held-out files by set; one that was given no name is called held-out."""
+        if self.heldout is None:
+            return {}
+        return self.heldout if isinstance(self.heldout, dict) else {UNNAMED_SET: self.heldout}
+
+
+def _as_files(files: str | list[DataFile]) -> list[DataFile]:
+    return [DataFile(path=files)] if isinstance(files, str) else files
+
+
+LEAST_PRICE_SAMPLES = 64
 
 
 class TrainSection(Section):
@@ -274,7 +315,11 @@ class TrainSection(Section):
     eval_every: NonNegativeInt = 0
     """evaluate every so many iterations, besides before and after; 0 = never"""
     eval_prompts: PositiveInt = 512
-    """held-out prompts per evaluation, from the top of the file"""
+    """held-out prompts per evaluation, from the top of the file, or of each set"""
+    eval_samples: Annotated[int, Field(gt=0, le=1024)] = 1
+    """sampled responses per held-out prompt; from 2 on, pass@k and maj@k are reported"""
+    price_samples: NonNegativeInt = 0
+    """responses of the reference per held-out prompt, 64 or more, for the least KL; 0 = none"""
     probe: str | None = None
     """folder of a probe that is run with the first and the last evaluation; tether:probe ships"""
     checkpoint_every: NonNegativeInt = 10
@@ -283,6 +328,15 @@ class TrainSection(Section):
     """how many of the newest checkpoints to keep"""
     keep_best: NonNegativeInt = 1
     """how many others to keep for their held-out score, among those that were evaluated"""
+
+    @model_validator(mode="after")
+    def _enough_reference_samples(self) -> TrainSection:
+        if 0 < self.price_samples < LEAST_PRICE_SAMPLES:
+            raise ValueError(
+                f"price_samples is {self.price_samples}, too few for the least KL, which would be "
+                f"too large; write {LEAST_PRICE_SAMPLES} or more, or 0"
+            )
+        return self
 
 
 class LaunchSection(Section):
@@ -400,7 +454,11 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
     put(model, "actor", "reference", "critic", "start")
     put(data, "train", "heldout", change=source)
     put(found.get("train"), "probe")
-    for file in [*items(data, "train"), *items(data, "heldout")]:
+    sets = data.get("heldout") if isinstance(data, dict) else None
+    named = sets if isinstance(sets, dict) else {}
+    put(named, *named, change=source)
+    lists = [items(data, "train"), items(data, "heldout"), *(items(named, name) for name in named)]
+    for file in itertools.chain(*lists):
         put(file, "path", change=source)
     put(rollout, "environment", change=kind)
     environment = rollout.get("environment") if isinstance(rollout, dict) else None

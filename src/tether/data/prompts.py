@@ -1,7 +1,7 @@
 """Read, check and tokenise prompt files before training, then pick prompts by iteration."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -211,6 +211,38 @@ class PromptSet:
         return Prompts(**{name: [getattr(p, name)[i] for i in rows] for name in vars(p)})
 
 
+@dataclass(frozen=True)
+class HeldoutSets:
+    """The held-out prompts, by the name of their set."""
+
+    by_name: Mapping[str, PromptSet]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_name.values()))
+
+    @property
+    def broken(self) -> list[str]:
+        """Rows that were left out, and why."""
+        return [problem for prompts in self.by_name.values() for problem in prompts.broken]
+
+    @property
+    def largest(self) -> PromptSet:
+        """The set with the most prompts."""
+        return max(self.by_name.values(), key=len)
+
+    def without(self, others: PromptSet) -> "HeldoutSets":
+        """Return a copy without the generated prompts that `others` has as well."""
+        return HeldoutSets({name: some.without(others) for name, some in self.by_name.items()})
+
+    def first(self, count: int) -> dict[str, Prompts]:
+        """Return up to `count` prompts from the top of each set."""
+        return {name: prompts.first(count) for name, prompts in self.by_name.items()}
+
+    def evaluated(self, count: int) -> int:
+        """Count the prompts of `first`."""
+        return sum(min(count, len(prompts)) for prompts in self.by_name.values())
+
+
 @lru_cache(maxsize=8)
 def _order(size: int, seed: int, file: int, data_pass: int) -> np.ndarray:
     """Return the order of a file's rows in one data pass; cached, as iterations share passes."""
@@ -262,6 +294,21 @@ def load_prompts(
         broken += problems
     unread = data.max_prompt_tokens if any(file.is_environment for file in files) else 0
     return PromptSet(found, sizes, [file.weight for file in files], broken, unread)
+
+
+def load_heldout(
+    data: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Sequence[str] = (),
+    context: int | None = None,
+    reading: OnProgress | None = None,
+) -> HeldoutSets | None:
+    """Read and check the held-out prompts as `load_prompts` does; None where there are none."""
+    found = {
+        name: load_prompts(files, data, tokenizer, columns, context, reading, heldout=True)
+        for name, files in data.heldout_sets.items()
+    }
+    return HeldoutSets(found) if found else None
 
 
 @dataclass(frozen=True)

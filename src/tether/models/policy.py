@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tether.data.batching import join_pairs
 from tether.models.forward import (
     Network,
     map_microbatches,
@@ -277,6 +278,67 @@ class AdapterOffReference:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Do nothing."""
+
+
+class PromptedReference:
+    """A reference that reads other prompts than the actor did, before the same responses.
+
+    `prompts` are its token ids by the actor's. With a system turn in them, and the actor's own
+    weights below, the KL to it is what the actor lacks of that turn.
+
+    Askell et al. 2021, arXiv 2112.00861, section 2.2 (context distillation).
+    """
+
+    def __init__(self, inner: Reference, prompts: Mapping[tuple[int, ...], list[int]]) -> None:
+        self.inner, self.prompts = inner, prompts
+
+    def log_probs(
+        self,
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+        old_log_probs: Float[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        """Return log-probs of the True cells after the other prompts."""
+        return self.inner.log_probs(self._prompted(sequences), mask, old_log_probs)
+
+    def full_kl(
+        self,
+        actor: Policy,
+        actor_states: Float[Tensor, "rows response width"],
+        sequences: Sequences,
+        mask: Bool[Tensor, "rows response"],
+    ) -> Float[Tensor, "rows response"]:
+        """Return KL(actor || reference), each after its own prompt."""
+        return self.inner.full_kl(actor, actor_states, self._prompted(sequences), mask)
+
+    def _prompted(self, sequences: Sequences) -> Sequences:
+        """Put the other prompts in front of the responses."""
+        lengths = zip(
+            sequences.prompt_lengths.tolist(), sequences.response_lengths.tolist(), strict=True
+        )
+        pairs = [
+            (self.prompts[tuple(row[:prompt])], row[prompt : prompt + response])
+            for row, (prompt, response) in zip(sequences.ids.tolist(), lengths, strict=True)
+        ]
+        found, device = join_pairs(pairs), sequences.ids.device
+        places = found.prompt_lengths.to(device), found.response_lengths.to(device)
+        return Sequences(found.ids.to(device), *places)
+
+    def refresh(self, actor: Policy) -> None:
+        """Refresh the model below."""
+        self.inner.refresh(actor)
+
+    def networks(self) -> list[Network]:
+        """Return the model below."""
+        return self.inner.networks()
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return that of the model below."""
+        return self.inner.state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy back what `state` returned."""
+        self.inner.load_state(tensors)
 
 
 class NoReference:

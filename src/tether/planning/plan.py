@@ -31,6 +31,7 @@ class Plan:
     longest_prompt: int
     train_prompts: int | None = None  # unknown where there is no tokenizer to read them with
     heldout_prompts: int = 0
+    evaluated_prompts: int = 0  # of them
     notes: tuple[str, ...] = ()  # what could not be checked; departures from a paper
     tried: tuple[Trial, ...] = ()  # what the reward gave for a few rows
     machine: Machine | None = None  # the one that `tether check` runs on
@@ -122,7 +123,6 @@ class Plan:
             c.rollout.samples_per_prompt,
             c.rollout.max_response_tokens,
         )
-        evaluated = min(self.heldout_prompts, c.train.eval_prompts)
         checkpoint = byte_text(self.checkpoint_bytes)
         return [
             ("rows per iteration", f"{c.rows}", f"{prompts} prompts x {samples} samples"),
@@ -141,7 +141,7 @@ class Plan:
             ),
             *self._turns(),
             *self._shared_prompts(),
-            ("held-out prompts", f"{evaluated}", f"of {self.heldout_prompts}"),
+            ("held-out prompts", f"{self.evaluated_prompts}", self._evaluated()),
             ("parameters", si(self.actor.parameters), self._roles()),
             ("compute", c.model.compute, self._gain()),
             (
@@ -150,6 +150,17 @@ class Plan:
                 f"{self.checkpoints_kept} kept and one being written, {checkpoint} each",
             ),
         ]
+
+    def _evaluated(self) -> str:
+        """Say of how many prompts, in how many sets, and how many samples each is given."""
+        sets, samples = len(self.config.data.heldout_sets), self.config.train.eval_samples
+        return "".join(
+            [
+                f"of {self.heldout_prompts}",
+                f", in {sets} sets" if sets > 1 else "",
+                f", {samples} samples each" if samples > 1 else "",
+            ]
+        )
 
     def reward_lines(self) -> list[Line]:
         """Return what the reward gave for a few rows."""
@@ -282,12 +293,14 @@ class Plan:
 
 def make_plan(config: Config, roles: Roles) -> Plan:
     """Plan a run whose models and prompts are loaded."""
+    heldout = roles.heldout_prompts
     plan = Plan(
         config=config,
         networks=outline_networks(config),
         longest_prompt=roles.train_prompts.longest,
         train_prompts=len(roles.train_prompts),
-        heldout_prompts=len(roles.heldout_prompts) if roles.heldout_prompts else 0,
+        heldout_prompts=len(heldout) if heldout else 0,
+        evaluated_prompts=heldout.evaluated(config.train.eval_prompts) if heldout else 0,
         notes=tuple(config.departures),
         share_prompts=roles.share_prompts,
     )

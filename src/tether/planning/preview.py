@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from tether.config import Config, DataFile
-from tether.data.prompts import OnProgress, PromptSet, load_prompts
+from tether.config import Config
+from tether.data.prompts import OnProgress, load_heldout, load_prompts
 from tether.models.locate import find_model, has_tokenizer, has_weights
 from tether.models.vocabulary import load_vocabulary
 from tether.planning.machine import free_bytes, this_machine
@@ -62,13 +62,9 @@ def _plan_shapes(
         return Plan(config, networks, longest, notes=(*config.departures, reason, unread))
     vocabulary = load_vocabulary(settings.actor, networks.actor, settings.hub)
 
-    def load(files: str | list[DataFile], heldout: bool) -> PromptSet:
-        tokenizer = vocabulary.tokenizer
-        return load_prompts(files, config.data, tokenizer, columns, room, reading, heldout)
-
-    train_prompts, heldout = load(config.data.train, heldout=False), None
-    if config.data.heldout is not None:
-        heldout = load(config.data.heldout, heldout=True)
+    reader = vocabulary.tokenizer, columns, room, reading
+    train_prompts = load_prompts(config.data.train, config.data, *reader)
+    heldout = load_heldout(config.data, *reader)
     tried: list[Trial] = []
     if learned_model(config.reward) is None or reward is not None:
         scorer = build_scorer(config, reward, train_prompts, torch.device("cpu"))
@@ -82,6 +78,7 @@ def _plan_shapes(
         longest_prompt=train_prompts.longest,
         train_prompts=len(train_prompts),
         heldout_prompts=len(heldout) if heldout else 0,
+        evaluated_prompts=heldout.evaluated(config.train.eval_prompts) if heldout else 0,
         notes=(*config.departures, reason),
         tried=tuple(tried),
     )

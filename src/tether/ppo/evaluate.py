@@ -1,23 +1,36 @@
 """Evaluate a policy on held-out prompts: greedy and sampled scores, with intervals."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from tether.algo.kl import k1
 from tether.config import Config
 from tether.data.batching import join
-from tether.data.prompts import PromptSet, load_prompts
+from tether.data.prompts import HeldoutSets, load_heldout
 from tether.errors import UserError
 from tether.models.vocabulary import Vocabulary, load_vocabulary_without_model
+from tether.ppo.estimates import Estimate, estimate, estimates_at_k
+from tether.ppo.price import Price, price_of
 from tether.ppo.probe import ProbeResult
 from tether.ppo.result import call_events, calls_made, refuse_failing_tools
 from tether.ppo.roles import Roles, build_scorer, pick_device
-from tether.ppo.scoring import ScoringContext, response_texts, score_record, score_responses
-from tether.rewards.functions import Reward, columns_for_reward
-from tether.rewards.scorers import Scorer
+from tether.ppo.scoring import (
+    ScoringContext,
+    response_texts,
+    row_turns,
+    score_record,
+    score_responses,
+)
+from tether.rewards.functions import Reward, columns_for_reward, parts_of
+from tether.rewards.rules import ANSWERS_OF
+from tether.rewards.scorers import InProcessScorer, Scorer
 from tether.rollout.engine import EngineSampler
 from tether.rollout.environments.episodes import told_prompts
 from tether.rollout.openai import OpenAIEngine
@@ -30,49 +43,42 @@ from tether.run.writer import shown_columns
 from tether.support import html
 from tether.types import Prompts, Rollout, Scores
 
-Z95 = 1.959964  # the standard normal's 97.5% point
-
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean score with its 95% interval."""
+class SetScores:
+    """Scores on one of several sets of held-out prompts."""
 
-    mean: float
-    low: float
-    high: float
-    count: int
-    binary: bool  # every score was 0 or 1, so the mean is a share
+    greedy: Estimate
+    sampled: Estimate
+    kl: float | None  # mean KL to the reference of a sampled response, in nats
+    at_k: Mapping[str, Estimate] = field(default_factory=dict)  # pass@2, maj@2, …
 
-    @property
-    def has_interval(self) -> bool:
-        """Whether the interval has bounds: one score that is not 0 or 1 has none."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
+    def summary(self) -> dict[str, str]:
+        """Return the scores and the KL as texts, for a table."""
+        found = {"sampled": str(self.sampled), "greedy": str(self.greedy)}
+        found |= {name: str(value) for name, value in self.at_k.items()}
+        return found if self.kl is None else {**found, "KL": f"{self.kl:.3f}"}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Estimate":
-        """Return the estimate of a line. Infinite bounds are null there: JSON has no infinity."""
-        unbounded = {"low": -math.inf, "high": math.inf}
-        bounds = {name: record[name] for name in unbounded if record[name] is not None}
-        found = cls(**{**record, **unbounded, **bounds})
-        if not isinstance(found.mean, float | int):
-            raise TypeError("the mean is not a number")
-        return found
+    def from_record(cls, record: Mapping[str, Any]) -> "SetScores":
+        """Return the scores of a line of evals.jsonl, or of one set in it."""
+        greedy, sampled = (Estimate.from_record(record[name]) for name in ("greedy", "sampled"))
+        at_k = {k: Estimate.from_record(v) for k, v in record.get("at_k", {}).items()}
+        return cls(greedy, sampled, record["kl"], at_k)
 
-    def __str__(self) -> str:
-        """Return the mean with its interval: of 0/1 scores as percentages."""
-        low, mean, high = (
-            f"{x:.1%}" if self.binary else f"{x:.3f}" for x in (self.low, self.mean, self.high)
-        )
-        return f"{mean} ({low} – {high})" if self.has_interval else mean
 
-    def apart_from(self, other: "Estimate") -> bool:
-        """Return whether the two intervals do not overlap."""
-        return self.low > other.high or other.low > self.high
+NOTHING_HELD_OUT = "data.heldout is not set, so there is nothing to evaluate on."
+OPTIONAL = (
+    "probe",
+    "at_k",
+    "sets",
+    "price",
+)  # what a line of evals.jsonl has only where it was asked for
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Greedy and sampled scores after so many iterations."""
+    """Greedy and sampled scores after so many iterations, over all held-out prompts."""
 
     iteration: int
     greedy: Estimate
@@ -80,29 +86,46 @@ class Evaluation:
     kl: float | None  # mean KL to the reference of a sampled response, in nats
     calls: float | None = None  # of tools that a sampled response made; None without tools
     probe: ProbeResult | None = None  # of `train.probe`, before and after a run
-    # One object per prompt with both responses; empty in an evaluation read from a file.
+    # One object per prompt with its responses; empty in an evaluation read from a file.
     responses: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
+    at_k: Mapping[str, Estimate] = field(default_factory=dict)  # with train.eval_samples
+    sets: Mapping[str, SetScores] = field(default_factory=dict)  # by name, where data.heldout is
+    price: Price | None = None  # with train.price_samples, after a run
 
     def record(self) -> dict[str, Any]:
         """Return the line of evals.jsonl; the responses go into a file of their own."""
         line = asdict(replace(self, responses=[]), dict_factory=_without_responses)
-        return line if self.probe else {k: v for k, v in line.items() if k != "probe"}
+        return {k: v for k, v in line.items() if v or k not in OPTIONAL}
+
+    def scores(self) -> SetScores:
+        """Return the scores over all prompts."""
+        return SetScores(self.greedy, self.sampled, self.kl, self.at_k)
 
     def summary(self) -> dict[str, str]:
         """Return the scores and the KL as texts, for a table."""
-        found = {"sampled": str(self.sampled), "greedy": str(self.greedy)}
-        return found if self.kl is None else {**found, "KL": f"{self.kl:.3f}"}
+        return self.scores().summary()
 
     def _repr_html_(self) -> str:
         rows = [["held-out", f"after {self.iteration} iterations"], *self.summary().items()]
+        for name, scores in self.sets.items():
+            rows += [[f"{name}, {what}", text] for what, text in scores.summary().items()]
         return html.table(rows)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Evaluation":
         """Return the evaluation of a line of evals.jsonl."""
-        greedy, sampled = (Estimate.from_record(record[name]) for name in ("greedy", "sampled"))
-        probe = ProbeResult.from_record(record["probe"]) if "probe" in record else None
-        return cls(record["iteration"], greedy, sampled, record["kl"], record.get("calls"), probe)
+        every = SetScores.from_record(record)
+        return cls(
+            record["iteration"],
+            every.greedy,
+            every.sampled,
+            every.kl,
+            record.get("calls"),
+            ProbeResult.from_record(record["probe"]) if "probe" in record else None,
+            at_k=every.at_k,
+            sets={k: SetScores.from_record(v) for k, v in record.get("sets", {}).items()},
+            price=Price.from_record(record["price"]) if "price" in record else None,
+        )
 
 
 def read_evaluations(run: Path) -> list[Evaluation]:
@@ -120,132 +143,190 @@ def read_evaluations(run: Path) -> list[Evaluation]:
 
 
 def evaluate(
-    iteration: int, prompts: Prompts, roles: Roles, config: Config
+    iteration: int, sets: Mapping[str, Prompts], roles: Roles, config: Config, priced: bool = False
 ) -> tuple[Evaluation, list[Event]]:
-    """Score one greedy and one sampled response per prompt.
+    """Score one greedy response and `train.eval_samples` sampled ones per prompt.
 
-    The random draws are the same at every evaluation. Returns the evaluation and an event for
-    each response or tool call that failed.
+    The random draws are the same at every evaluation. With `priced`, the reference is sampled too,
+    for the least KL of the score. Returns the evaluation and an event for each response or tool
+    call that failed.
     """
     roles.sampler.sync(roles.actor.model, iteration)
-    responses = sample_responses(prompts, roles.sampler, roles.episodes, config)
+    responses = sample_responses(sets, roles.sampler, roles.episodes, config)
     sampled = responses.sampled
     sequences, mask = roles.actor.with_lower_states(join(sampled)), sampled.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
-    kl = k1(old_log_probs, ref_log_probs, mask)
-    mean_kl = float(kl.sum() / len(prompts)) if config.kl.needs_reference else None
-    evaluation, events = score_evaluation(responses, roles, config, iteration)
-    return replace(evaluation, kl=mean_kl), events
+    kl = k1(old_log_probs, ref_log_probs, mask) if config.kl.needs_reference else None
+    scored = score_both(responses, roles, config, iteration)
+    evaluation = summarise(responses, scored, roles, config, iteration, kl)
+    if priced and kl is not None:
+        price = price_of(responses.prompts, scored.sampled, kl, roles, config)
+        evaluation = replace(evaluation, price=price)
+    return evaluation, scored.events
 
 
 @dataclass(frozen=True)
 class EvaluationResponses:
-    """A greedy and a sampled response to each prompt."""
+    """A greedy response to each prompt, and several sampled ones side by side."""
 
+    sizes: Mapping[str, int]  # prompts by set, which follow each other
     prompts: Prompts
     greedy: Rollout
     sampled: Rollout
 
 
 def sample_responses(
-    prompts: Prompts, sampler: Sampler, episodes: Episodes, config: Config
+    sets: Mapping[str, Prompts], sampler: Sampler, episodes: Episodes, config: Config
 ) -> EvaluationResponses:
-    """Sample a greedy and a random response to each prompt."""
+    """Sample a greedy response to each prompt, and `train.eval_samples` random ones."""
+    prompts = Prompts.concat([*sets.values()])
     asked = episodes(prompts)
     greedy = sampler.run(asked, Greedy())
-    sampled = sampler.run(episodes(prompts), Draw(config.seed, "evaluate", 0))
-    return EvaluationResponses(told_prompts(prompts, asked), greedy, sampled)
+    repeated = prompts.repeat(config.train.eval_samples)
+    sampled = sampler.run(episodes(repeated), Draw(config.seed, "evaluate", 0))
+    sizes = {name: len(some) for name, some in sets.items()}
+    return EvaluationResponses(sizes, told_prompts(prompts, asked), greedy, sampled)
 
 
-def score_evaluation(
+@dataclass(frozen=True)
+class ScoredResponses:
+    """The scores of both kinds of responses, and an event for each failure."""
+
+    greedy: Scores
+    sampled: Scores
+    events: list[Event]
+
+
+def score_both(
     responses: EvaluationResponses, context: ScoringContext, config: Config, iteration: int = 0
-) -> tuple[Evaluation, list[Event]]:
-    """Score both kinds of responses; return also an event for each failure."""
-    prompts, greedy, sampled = responses.prompts, responses.greedy, responses.sampled
-    for rollout in (greedy, sampled):
+) -> ScoredResponses:
+    """Score the greedy and the sampled responses."""
+    prompts, samples = responses.prompts, config.train.eval_samples
+    for rollout in (responses.greedy, responses.sampled):
         refuse_failing_tools(rollout, config)
-    greedy_scores, greedy_events = score_responses(
-        prompts, greedy, context, config, iteration=iteration
+    greedy, greedy_events = score_responses(
+        prompts, responses.greedy, context, config, iteration=iteration
     )
-    sampled_scores, sampled_events = score_responses(
-        prompts, sampled, context, config, iteration=iteration
-    )
-    evaluation = Evaluation(
+    sampled, sampled_events = score_responses(
+        prompts.repeat(samples),
+        responses.sampled,
+        context,
+        config,
         iteration=iteration,
-        greedy=estimate(greedy_scores),
-        sampled=estimate(sampled_scores),
-        kl=None,
-        calls=calls_made(sampled) / len(prompts) if config.rollout.is_multi_turn else None,
+        samples=samples,
+    )
+    failed = [*call_events(responses.greedy), *call_events(responses.sampled)]
+    return ScoredResponses(greedy, sampled, [*failed, *greedy_events, *sampled_events])
+
+
+def summarise(
+    responses: EvaluationResponses,
+    scored: ScoredResponses,
+    context: ScoringContext,
+    config: Config,
+    iteration: int = 0,
+    kl: Float[Tensor, "rows response"] | None = None,
+) -> Evaluation:
+    """Return the mean scores over all prompts and by set; `kl` is that of the sampled responses."""
+    samples, sampled = config.train.eval_samples, responses.sampled
+    answers = answers_given(sampled, scored.sampled, context, config) if samples > 1 else None
+
+    def scores_of(first: int, count: int) -> SetScores:
+        """Return the scores of neighbouring prompts."""
+        rows = range(first * samples, (first + count) * samples)
+        some = scored.sampled.select(torch.tensor(rows))
+        said = None if answers is None else answers[rows.start : rows.stop]
+        return SetScores(
+            estimate(scored.greedy.select(torch.arange(first, first + count))),
+            estimate(some, samples),
+            None if kl is None else float(kl[rows.start : rows.stop].sum() / len(rows)),
+            estimates_at_k(some, samples, said),
+        )
+
+    sizes = [*responses.sizes.values()]
+    starts = [0, *accumulate(sizes)]
+    every = scores_of(0, len(responses.prompts))
+    parts = [scores_of(*place) for place in zip(starts, sizes, strict=False)]
+    calls = calls_made(sampled) / len(sampled.finish_reasons)
+    return Evaluation(
+        iteration=iteration,
+        greedy=every.greedy,
+        sampled=every.sampled,
+        kl=every.kl,
+        calls=calls if config.rollout.is_multi_turn else None,
         responses=_response_records(
             iteration,
-            prompts,
-            {"greedy": (greedy, greedy_scores), "sampled": (sampled, sampled_scores)},
+            responses,
+            {"greedy": (responses.greedy, scored.greedy), "sampled": (sampled, scored.sampled)},
             context,
+            config,
         ),
+        at_k=every.at_k,
+        sets=dict(zip(responses.sizes, parts, strict=True)) if config.data.names_sets else {},
     )
-    failed = [*call_events(greedy), *call_events(sampled)]
-    return evaluation, [*failed, *greedy_events, *sampled_events]
+
+
+def answers_given(
+    sampled: Rollout, scores: Scores, context: ScoringContext, config: Config
+) -> list[str | None] | None:
+    """Return the answer of each response: what the reward said it is, under the name `answer`
+    beside the score, else what a shipped rule compares. None where neither is known."""
+    rows = range(len(sampled.finish_reasons))
+    if any("answer" in said for said in scores.extras.values()):
+        said = [scores.extras.get(row, {}).get("answer") for row in rows]
+        return [None if answer is None else str(answer) for answer in said]
+    kinds = [part.kind for part in parts_of(config.reward) if part.kind in ANSWERS_OF]
+    if len(kinds) != 1 or isinstance(context.reward, InProcessScorer):
+        return None
+    turns = [row_turns(sampled, row, context.vocabulary) for row in rows]
+    return [ANSWERS_OF[kinds[0]]([text for own, text in row if own]) for row in turns]
 
 
 def _response_records(
     iteration: int,
-    prompts: Prompts,
+    responses: EvaluationResponses,
     scored: Mapping[str, tuple[Rollout, Scores]],
     context: ScoringContext,
+    config: Config,
 ) -> list[dict[str, Any]]:
-    """Return one object per held-out prompt: the response of each kind, and its score."""
+    """Return one object per held-out prompt: the response of each kind, and its score.
+
+    Of several samples `sampled` is the first, and `samples` has all.
+    """
+    prompts, samples = responses.prompts, config.train.eval_samples
     texts = {
         kind: response_texts(rollout, context.vocabulary) for kind, (rollout, _) in scored.items()
     }
-    return [
-        {
-            "iteration": iteration,
-            "row": row,
-            "data_file": prompts.files[row],
-            "data_line": prompts.positions[row] + 1,
-            "prompt": prompts.texts[row],
-            "columns": shown_columns(prompts.columns[row]),
-            **{
-                kind: {
-                    "response": texts[kind][row],
-                    "finish_reason": rollout.finish_reasons[row],
-                    **score_record(scores, row),
-                }
-                for kind, (rollout, scores) in scored.items()
-            },
-        }
-        for row in range(len(prompts))
-    ]
+
+    def response(kind: str, row: int) -> dict[str, Any]:
+        rollout, scores = scored[kind]
+        reason = rollout.finish_reasons[row]
+        return {"response": texts[kind][row], "finish_reason": reason, **score_record(scores, row)}
+
+    names = [name for name, size in responses.sizes.items() for _ in range(size)]
+    lines = []
+    for row in range(len(prompts)):
+        sampled = [response("sampled", row * samples + i) for i in range(samples)]
+        lines.append(
+            {
+                "iteration": iteration,
+                "row": row,
+                **({"set": names[row]} if config.data.names_sets else {}),
+                "data_file": prompts.files[row],
+                "data_line": prompts.positions[row] + 1,
+                "prompt": prompts.texts[row],
+                "columns": shown_columns(prompts.columns[row]),
+                "greedy": response("greedy", row),
+                "sampled": sampled[0],
+                **({"samples": sampled} if samples > 1 else {}),
+            }
+        )
+    return lines
 
 
 def _without_responses(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in items if name != "responses"}
-
-
-def estimate(scores: Scores) -> Estimate:
-    """Return the mean score: with Wilson's interval for scores of 0 and 1, else a normal one."""
-    values = scores.values[scores.scored].double()
-    count = len(values)
-    if count == 0:
-        return Estimate(0.0, 0.0, 0.0, count=0, binary=False)
-    mean = float(values.mean())
-    binary = bool(((values == 0) | (values == 1)).all())
-    if binary:
-        low, high = wilson(mean, count)
-    else:
-        half = Z95 * float(values.std()) / math.sqrt(count) if count > 1 else math.inf
-        low, high = mean - half, mean + half
-    return Estimate(mean, low, high, count, binary)
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return Wilson's score interval of a share (Wilson 1927); unlike the normal interval it stays
-    inside 0 and 1."""
-    scale = 1 + Z95**2 / count
-    centre = share + Z95**2 / (2 * count)
-    half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2))
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 @dataclass(frozen=True)
@@ -253,21 +334,19 @@ class EndpointEvaluation:
     """What it takes to sample from an endpoint and to score its responses."""
 
     vocabulary: Vocabulary
-    prompts: PromptSet
+    prompts: HeldoutSets
     episodes: Episodes
     reward: Scorer
 
 
 def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> EndpointEvaluation:
     """Load the held-out prompts and the reward. Of `model.actor` only the tokenizer is read."""
-    if config.data.heldout is None:
-        raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
     vocabulary = load_vocabulary_without_model(config.model.actor, config.model.hub)
     columns = columns_for_reward(config.reward, reward)
-    prompts = load_prompts(
-        config.data.heldout, config.data, vocabulary.tokenizer, columns, None, heldout=True
-    )
-    scorer = build_scorer(config, reward, prompts, pick_device(config.device))
+    prompts = load_heldout(config.data, vocabulary.tokenizer, columns)
+    if prompts is None:
+        raise UserError(NOTHING_HELD_OUT)
+    scorer = build_scorer(config, reward, prompts.largest, pick_device(config.device))
     return EndpointEvaluation(
         vocabulary,
         prompts,
@@ -279,10 +358,9 @@ def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> E
 def evaluate_endpoint(
     endpoint: OpenAIEngine, here: EndpointEvaluation, config: Config
 ) -> Evaluation:
-    """Score one greedy and one sampled response per prompt, as `evaluate` does for the actor."""
-    rollout, prompts = config.rollout, here.prompts.first(config.train.eval_prompts)
+    """Score greedy and sampled responses to each prompt, as `evaluate` does for the actor."""
+    rollout, sets = config.rollout, here.prompts.first(config.train.eval_prompts)
     limits = rollout.max_response_tokens, rollout.temperature
     sampler = EngineSampler(endpoint, here.vocabulary.eos_ids, *limits)
-    responses = sample_responses(prompts, sampler, here.episodes, config)
-    evaluation, _ = score_evaluation(responses, here, config)
-    return evaluation
+    responses = sample_responses(sets, sampler, here.episodes, config)
+    return summarise(responses, score_both(responses, here, config), here, config)

@@ -4,7 +4,6 @@ Facts by the likelihood of their choices, perplexity of plain text, greedy answe
 questions. The same probe before and after a run says what the run has cost.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from tether.data.messages import render_prompt
 from tether.data.probe import Fact, Probe
 from tether.models.policy import Policy
 from tether.models.vocabulary import Vocabulary
+from tether.ppo.estimates import Interval
 from tether.ppo.scoring import response_texts
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Greedy, SingleTurn
@@ -23,29 +23,6 @@ from tether.rollout.sampler import Greedy, SingleTurn
 MAX_ANSWER_TOKENS = 48
 PROBE_TEMPERATURE = 1.0  # whatever a run samples at: a likelihood is the model's own
 ASKED = "Question: {}\nAnswer:"
-Z95 = 1.959964  # the standard normal's 97.5% point
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A number with its 95% interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of_mean(cls, values: Sequence[float]) -> "Interval":
-        """Return the mean of independent values; of fewer than two, without bounds."""
-        mean = math.fsum(values) / len(values)
-        if len(values) < 2:
-            return cls(mean, -math.inf, math.inf)
-        variance = math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1)
-        half = Z95 * math.sqrt(variance / len(values))
-        return cls(mean, mean - half, mean + half)
-
-    def exp(self) -> "Interval":
-        return Interval(*(math.exp(x) for x in (self.mean, self.low, self.high)))
 
 
 @dataclass(frozen=True)

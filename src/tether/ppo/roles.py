@@ -7,11 +7,18 @@ from itertools import groupby
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.config import Config, DataFile, LoraSection
+from tether.config import Config, LoraSection
 from tether.data.chat_templates import asks_for_date, fix_date
-from tether.data.prompts import OnProgress, PromptSet, load_prompts
+from tether.data.prompts import (
+    HeldoutSets,
+    OnProgress,
+    PromptSet,
+    encode_prompts,
+    load_heldout,
+    load_prompts,
+)
 from tether.dist.collectives import on_first_process
 from tether.dist.fsdp import shard
 from tether.dist.tensor_parallel import refuse_unshareable
@@ -37,6 +44,7 @@ from tether.models.policy import (
     FrozenReference,
     NoReference,
     Policy,
+    PromptedReference,
     Reference,
 )
 from tether.models.precision import computed_in
@@ -65,7 +73,7 @@ from tether.rewards.servers import HttpScorer, JudgeScorer
 from tether.rewards.workers import ChildScorer
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
-from tether.rollout.sampler import DistributedSampler, Draw, Episodes, Sampler
+from tether.rollout.sampler import DistributedSampler, Draw, Episode, Episodes, Sampler
 from tether.rollout.tools.build import build_episode_source
 from tether.rollout.vllm import build_vllm
 from tether.types import CUT_OFF, Prompts, Rollout
@@ -77,7 +85,7 @@ class Roles:
 
     vocabulary: Vocabulary
     train_prompts: PromptSet
-    heldout_prompts: PromptSet | None
+    heldout_prompts: HeldoutSets | None
     sampler: Sampler
     episodes: Episodes
     actor: Policy
@@ -105,23 +113,25 @@ def build_roles(
     day = template_day(config, vocabulary)
     fix_date(vocabulary.tokenizer, day)
 
-    def load(files: str | list[DataFile], heldout: bool) -> PromptSet:
-        context = room_for_prompts(config, model.config)
-        tokenizer = vocabulary.tokenizer
-        return load_prompts(files, config.data, tokenizer, columns, context, reading, heldout)
-
     layers = let_layers_learn(model, config.model.actor, config)
     lower_layers = layers[0] if layers else 0
     refuse_unsplittable(model, lower_layers, config.model.actor)
     tokens = config.actor.microbatch_tokens
     actor = Policy(model, rollout.temperature, tokens, lower_layers)
-    train_prompts, heldout_prompts = load(config.data.train, heldout=False), None
-    if config.data.heldout is not None:
-        heldout_prompts = load(config.data.heldout, heldout=True).without(train_prompts)
+    reader = vocabulary.tokenizer, columns, room_for_prompts(config, model.config), reading
+    train_prompts = load_prompts(config.data.train, config.data, *reader)
+    heldout_prompts = load_heldout(config.data, *reader)
+    if heldout_prompts is not None:
+        heldout_prompts = heldout_prompts.without(train_prompts)
     turns = build_episode_source(rollout, vocabulary, config.data)
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, actor, layers, scorer.units(), device)
     reference = _build_reference(config, actor, vocabulary, device)
+    if config.model.reference_system_prompt is not None:
+        sets = [train_prompts, *(heldout_prompts.by_name.values() if heldout_prompts else ())]
+        room = room_for_prompts(config, model.config)
+        told = _teacher_prompts(config, sets, vocabulary.tokenizer, room)
+        reference = PromptedReference(reference, told)
     share_prompts = _may_share_prompts(config, train_prompts, model, critic, reference)
     _make_ready_to_learn(model, config.model.lora, config, "actor", layers)
     if config.launch.tensor_parallel > 1:
@@ -251,6 +261,30 @@ def _build_reference(
         refreshed=config.refreshes_reference,
         own_names=own_names,
     )
+
+
+def _teacher_prompts(
+    config: Config,
+    sets: Sequence[PromptSet],
+    tokenizer: PreTrainedTokenizerBase,
+    room: int | None,
+) -> dict[tuple[int, ...], list[int]]:
+    """Return the ids of every prompt with the reference's system turn, by its ids without."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for prompts in (some.prompts for some in sets):
+        asked = [own or text for own, text in zip(prompts.messages, prompts.texts, strict=True)]
+        told = encode_prompts(tokenizer, asked, config.model.reference_system_prompt)
+        for row, ids in enumerate(told):
+            where = f"{prompts.files[row]}, line {prompts.positions[row] + 1}"
+            if isinstance(ids, UserError):
+                raise UserError(f"{where}, with model.reference_system_prompt: {ids}")
+            if room is not None and len(ids) > room:
+                raise UserError(
+                    f"{where}: with model.reference_system_prompt the prompt has {len(ids)} "
+                    f"tokens, but the model's positions leave room for {room}; shorten one of them."
+                )
+            found[tuple(prompts.ids[row])] = ids
+    return found
 
 
 def _refuse_other_vocabulary(
@@ -438,16 +472,8 @@ def start_value_head(critic: Critic, config: Config, scale: Scale) -> None:
 def _reference_responses(
     config: Config, prompts: Prompts, device: torch.device
 ) -> list[dict[str, object]]:
-    """Sample one response per prompt, as rows for the reward; the model is loaded for this only."""
-    settings, rollout = config.model, config.rollout
-    name = settings.reference or settings.actor
-    dtype = settings.reference_dtype or settings.dtype
-    model = load_causal_lm(name, dtype, device, settings.hub, settings.compute)
-    vocabulary = load_vocabulary(name, model, settings.hub)
-    sampler = LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature)
-    sampler.sync(model, 0)
-    episodes = build_episode_source(rollout, vocabulary, config.data).episodes(prompts)
-    sampled: Rollout = sampler.run(episodes, Draw(config.seed, "normalise", 0))
+    """Sample one response per prompt, as rows for the reward."""
+    sampled, _, vocabulary = reference_rollout(config, prompts, "normalise", device)
     ids, lengths = sampled.response_ids.tolist(), sampled.response_lengths.tolist()
     return [
         {
@@ -457,3 +483,18 @@ def _reference_responses(
         }
         for row in range(len(prompts))
     ]
+
+
+def reference_rollout(
+    config: Config, prompts: Prompts, purpose: str, device: torch.device
+) -> tuple[Rollout, Sequence[Episode], Vocabulary]:
+    """Sample a response of the reference to each prompt; the model is loaded for this only."""
+    settings, rollout = config.model, config.rollout
+    name = settings.reference or settings.actor
+    dtype = settings.reference_dtype or settings.dtype
+    model = load_causal_lm(name, dtype, device, settings.hub, settings.compute)
+    vocabulary = load_vocabulary(name, model, settings.hub)
+    sampler = LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature)
+    sampler.sync(model, 0)
+    episodes = build_episode_source(rollout, vocabulary, config.data).episodes(prompts)
+    return sampler.run(episodes, Draw(config.seed, purpose, 0)), episodes, vocabulary

@@ -89,6 +89,7 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
 
     kl = k1(old_log_probs, ref_log_probs, mask)
     same = fresh and config.model.reference in (None, config.model.actor)
+    same = same and config.model.reference_system_prompt is None
     if same and config.kl.needs_reference:
         kl_gap = kl[mask].abs()
         if config.model.reference_dtype in (None, config.model.dtype):

@@ -237,6 +237,26 @@ RULES: dict[str, Callable[..., float]] = {
     "reasoning_gym": reasoning_gym,
 }
 
+# What a response's answer is, by rule, from the policy's turns: responses with the same one agree.
+ANSWERS_OF: dict[str, Callable[[Sequence[str]], str | None]] = {
+    "exact_answer": lambda turns: "".join(turns),
+    "exact_match": lambda turns: _normalised("".join(turns)),
+    "number_match": lambda turns: _number_text("".join(turns)),
+    "search_answer": lambda turns: _plain_answer(turns),
+    "reasoning_gym": lambda turns: tagged_answer("".join(turns)),
+}
+
+
+def _number_text(response: str) -> str | None:
+    """Return the last number so that 5, 5.0 and 5.00 are the same text."""
+    number = last_number(response)
+    return None if number is None else str(number.normalize())
+
+
+def _plain_answer(policy_turns: Sequence[str]) -> str | None:
+    answer = last_answer(policy_turns)
+    return None if answer is None else plain(answer)
+
 
 def check_constants(kind: str, arguments: Mapping[str, Any]) -> None:
     """Refuse, before training, constants that would make a rule fail on every row."""

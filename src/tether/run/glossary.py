@@ -285,7 +285,7 @@ EVALS: dict[str, Entry] = {
         "What the model does when asked for its best. Should rise.",
     ),
     "sampled.mean": Entry(
-        "mean score on held-out prompts, one sampled response per prompt",
+        "mean score on held-out prompts, over `train.eval_samples` sampled responses to each",
         "What training improves. Compare it with `score/mean`: much lower is overfitting.",
     ),
     "greedy.low, greedy.high, sampled.low, sampled.high": Entry(
@@ -307,5 +307,31 @@ EVALS: dict[str, Entry] = {
     "calls": Entry(
         "tool calls per sampled response; null without tools",
         "How often it asks before it answers.",
+    ),
+}
+
+# What a line of evals.jsonl has beside these where the config asks for it.
+EVALS_ON_REQUEST: dict[str, Entry] = {
+    "at_k": Entry(
+        "by name, `pass@1`, `pass@2`, … `maj@1`, …: what k of `train.eval_samples` responses are "
+        "worth, the best score of them and the score of the answer most agree on; objects as "
+        "`sampled`, with `best@k` for scores other than 0 and 1",
+        "pass@k far above pass@1: the model can, but not reliably, which training changes most "
+        "easily. maj@k has no entry where no answer is known.",
+    ),
+    "sets": Entry(
+        "by the names of `data.heldout`: `greedy`, `sampled`, `kl` and `at_k` of that set alone",
+        "A set that falls while the whole rises is what the mean hides.",
+    ),
+    "price": Entry(
+        "with `train.price_samples`, in the last line: `spent`, the KL of a sampled response, and "
+        "`least`, what any policy needs for that mean score, in nats; `wasted`, 1 - least / spent; "
+        "each with its 95% interval; `never_right`, the share of prompts whose reference samples "
+        "all have the lowest score",
+        "Much wasted: a higher `kl.in_reward.coef` buys the same score for less.",
+    ),
+    "probe": Entry(
+        "what `train.probe` found: facts right, nats per text, answers",
+        "Compare the first with the last line: what the run has cost beside its task.",
     ),
 }

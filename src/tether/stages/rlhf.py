@@ -31,7 +31,8 @@ from tether.dist.interrupt import Dropped, Interrupt
 from tether.errors import RunStopped, UserError, one_line
 from tether.models.loading import load_causal_lm
 from tether.models.vocabulary import load_vocabulary
-from tether.ppo.evaluate import Evaluation, wilson
+from tether.ppo.estimates import wilson
+from tether.ppo.evaluate import Evaluation
 from tether.ppo.roles import pick_device
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Draw, SingleTurn

@@ -13,7 +13,8 @@ from tether.config import Config
 from tether.errors import UserError
 from tether.models.saving import save_tokenizer
 from tether.models.vocabulary import Vocabulary
-from tether.ppo.evaluate import Estimate, Evaluation, read_evaluations
+from tether.ppo.estimates import Estimate
+from tether.ppo.evaluate import Evaluation, read_evaluations
 from tether.ppo.roles import pick_device
 from tether.run.checkpoint_store import follow_umask, latest_checkpoint
 from tether.train.checkpoint import load_plain_actor

@@ -168,7 +168,7 @@ class PPOTraining:
     @property
     def heldout_rows(self) -> int:
         heldout = self.roles.heldout_prompts
-        return 0 if heldout is None else min(len(heldout), self.config.train.eval_prompts)
+        return 0 if heldout is None else heldout.evaluated(self.config.train.eval_prompts)
 
     @property
     def bad_rows(self) -> Sequence[str]:
@@ -275,8 +275,9 @@ class PPOTraining:
 
     def evaluate(self, iterations_done: int) -> Evaluated[Evaluation]:
         assert self.roles.heldout_prompts is not None
-        prompts = self.roles.heldout_prompts.first(self.config.train.eval_prompts)
-        evaluation, events = evaluate(iterations_done, prompts, self.roles, self.config)
+        sets = self.roles.heldout_prompts.first(self.config.train.eval_prompts)
+        priced = self.config.train.price_samples > 0 and iterations_done == self.iterations
+        evaluation, events = evaluate(iterations_done, sets, self.roles, self.config, priced)
         if self.probe is not None and iterations_done in (0, self.iterations):
             actor = self.roles.actor
             asked = Policy(actor.model, PROBE_TEMPERATURE, actor.microbatch_tokens)
