@@ -264,6 +264,7 @@ def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> E
         raise UserError("data.heldout is not set, so there is nothing to evaluate on.")
     vocabulary = load_vocabulary_without_model(config.model.actor, config.model.hub)
     columns = columns_for_reward(config.reward, reward)
+    turns = build_episode_source(config.rollout, vocabulary, config.data)
     prompts = load_prompts(
         config.data.heldout, config.data, vocabulary.tokenizer, columns, None, heldout=True
     )
@@ -271,7 +272,7 @@ def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> E
     return EndpointEvaluation(
         vocabulary,
         prompts,
-        build_episode_source(config.rollout, vocabulary, config.data).episodes,
+        turns.episodes,
         scorer,
     )
 

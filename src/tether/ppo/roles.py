@@ -115,10 +115,11 @@ def build_roles(
     refuse_unsplittable(model, lower_layers, config.model.actor)
     tokens = config.actor.microbatch_tokens
     actor = Policy(model, rollout.temperature, tokens, lower_layers)
+    # Before the prompts: a chat template may have to show the tools in each of them.
+    turns = build_episode_source(rollout, vocabulary, config.data)
     train_prompts, heldout_prompts = load(config.data.train, heldout=False), None
     if config.data.heldout is not None:
         heldout_prompts = load(config.data.heldout, heldout=True).without(train_prompts)
-    turns = build_episode_source(rollout, vocabulary, config.data)
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, actor, layers, scorer.units(), device)
     reference = _build_reference(config, actor, vocabulary, device)
