@@ -206,6 +206,8 @@ class RolloutSection(Section):
     """use the sampler's log-probs as the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []
     """what the policy may call: `calculator`, {kind: search | mcp, …}, path/file.py:name"""
+    tool_calls: Literal["tags", "json"] = "tags"
+    """how tools are called: by tags of their own, or by JSON in the chat template's form"""
     environment: AnyEnvironment | None = None
     """path/file.py:make of an object with `reset` and `step`, or {kind, arguments}"""
     max_turns: PositiveInt = 4
@@ -252,6 +254,11 @@ class RolloutSection(Section):
     def _turns_fit(self) -> RolloutSection:
         if self.tools and self.environment is not None:
             raise ValueError("tools and environment exclude each other; let `step` call the tools")
+        if self.tool_calls == "json" and not self.tools:
+            raise ValueError(
+                "tool_calls: json needs tools; leave it out (an environment of kind trl always "
+                "takes JSON)"
+            )
         if self.is_multi_turn and self.max_observation_tokens >= self.max_response_tokens:
             raise ValueError(
                 f"max_response_tokens is {self.max_response_tokens} and counts observations too, "

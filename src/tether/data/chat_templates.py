@@ -37,6 +37,7 @@ MEMORY = 512 << 20  # bytes of address space beyond what the child holds before 
 EXTRA_CHARACTERS = 1 << 20  # that a template may write beside GROWTH times the messages
 GROWTH = 4
 TIME_ATTRIBUTE = "template_time"  # of a tokenizer: what `fix_date` set
+TOOLS_ATTRIBUTE = "template_tools"  # of a tokenizer: what `offer_tools` set
 SHIPPED = ("starter", "search_starter")
 
 
@@ -70,6 +71,7 @@ def render_chat(
         "messages": [dict(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
         "variables": dict(tokenizer.special_tokens_map),
+        "tools": getattr(tokenizer, TOOLS_ATTRIBUTE, None),
         "now": None if now is None else now.isoformat(),
     }
     if template not in _shipped_templates():
@@ -91,6 +93,13 @@ def fix_date(tokenizer: "PreTrainedTokenizerBase", day: date | None) -> None:
     setattr(tokenizer, TIME_ATTRIBUTE, now)
 
 
+def offer_tools(
+    tokenizer: "PreTrainedTokenizerBase", schemas: Sequence[Mapping[str, Any]] | None
+) -> None:
+    """Hand these tools to the tokenizer's chat template from now on, as its variable `tools`."""
+    setattr(tokenizer, TOOLS_ATTRIBUTE, None if not schemas else [dict(one) for one in schemas])
+
+
 def render_chats(
     tokenizer: "PreTrainedTokenizerBase", conversations: Sequence[Sequence[Mapping[str, str]]]
 ) -> list[str] | None:
@@ -106,6 +115,7 @@ def render_chats(
     request = {
         "template": template,
         "conversations": conversations,
+        "tools": getattr(tokenizer, TOOLS_ATTRIBUTE, None),
         "now": None if now is None else now.isoformat(),
         "variables": dict(tokenizer.special_tokens_map),
     }
@@ -133,6 +143,7 @@ def _render(request: Mapping[str, Any]) -> str:
     compiled.globals["strftime_now"] = (now or datetime.now()).strftime
     [text], _ = theirs.render_jinja_template(
         conversations=[request["messages"]],
+        tools=request["tools"],
         chat_template=request["template"],
         add_generation_prompt=request["add_generation_prompt"],
         **request["variables"],
@@ -149,7 +160,7 @@ def _render_many(request: Mapping[str, Any]) -> Iterator[str]:
     known = {**compiled.globals, **request["variables"]}
     if request["now"] is not None:
         known["strftime_now"] = datetime.fromisoformat(request["now"]).strftime
-    known |= {"add_generation_prompt": True, "tools": None, "documents": None}
+    known |= {"add_generation_prompt": True, "tools": request["tools"], "documents": None}
     for messages in request["conversations"]:
         context = compiled.new_context({**known, "messages": messages}, shared=True)
         yield "".join(compiled.root_render_func(context))

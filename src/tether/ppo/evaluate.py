@@ -343,6 +343,8 @@ def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> E
     """Load the held-out prompts and the reward. Of `model.actor` only the tokenizer is read."""
     vocabulary = load_vocabulary_without_model(config.model.actor, config.model.hub)
     columns = columns_for_reward(config.reward, reward)
+    # Before the prompts: a chat template may have to show the tools in each of them.
+    turns = build_episode_source(config.rollout, vocabulary, config.data)
     prompts = load_heldout(config.data, vocabulary.tokenizer, columns)
     if prompts is None:
         raise UserError(NOTHING_HELD_OUT)
@@ -350,7 +352,7 @@ def build_endpoint_evaluation(config: Config, reward: Reward | None = None) -> E
     return EndpointEvaluation(
         vocabulary,
         prompts,
-        build_episode_source(config.rollout, vocabulary, config.data).episodes,
+        turns.episodes,
         scorer,
     )
 

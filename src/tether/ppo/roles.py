@@ -118,12 +118,13 @@ def build_roles(
     refuse_unsplittable(model, lower_layers, config.model.actor)
     tokens = config.actor.microbatch_tokens
     actor = Policy(model, rollout.temperature, tokens, lower_layers)
+    # Before the prompts: a chat template may have to show the tools in each of them.
+    turns = build_episode_source(rollout, vocabulary, config.data)
     reader = vocabulary.tokenizer, columns, room_for_prompts(config, model.config), reading
     train_prompts = load_prompts(config.data.train, config.data, *reader)
     heldout_prompts = load_heldout(config.data, *reader)
     if heldout_prompts is not None:
         heldout_prompts = heldout_prompts.without(train_prompts)
-    turns = build_episode_source(rollout, vocabulary, config.data)
     scorer = build_scorer(config, reward, train_prompts, device)
     critic = _build_critic(config, actor, layers, scorer.units(), device)
     reference = _build_reference(config, actor, vocabulary, device)

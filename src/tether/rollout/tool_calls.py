@@ -52,6 +52,23 @@ class ToolResult:
     abandoned: bool = False  # its thread may still run
 
 
+def attempt(call: Callable[[], object]) -> ToolResult:
+    """Make a call here and now; return what it gave, or what went wrong and whose fault it is."""
+    began = time.perf_counter()
+    value: object = None
+    error: str | None = None
+    fault: Fault | None = None
+    try:
+        value = call()
+    except InvalidArguments as refusal:
+        error, fault = str(refusal), "policy"
+    except WrongResult as wrong:
+        error, fault = str(wrong), "tool"
+    except BaseException as raised:  # SystemExit too: it would end a thread silently
+        error, fault = describe(raised), "tool"
+    return ToolResult(value, time.perf_counter() - began, error, fault)
+
+
 class _Thread(threading.Thread):
     """One call; puts itself into `ended` when it returns."""
 
@@ -61,20 +78,7 @@ class _Thread(threading.Thread):
         self.returned: ToolResult | None = None
 
     def run(self) -> None:
-        began = time.perf_counter()
-
-        value: object = None
-        error: str | None = None
-        fault: Fault | None = None
-        try:
-            value = self.request.run(self.request.arguments)
-        except InvalidArguments as refusal:
-            error, fault = str(refusal), "policy"
-        except WrongResult as wrong:
-            error, fault = str(wrong), "tool"
-        except BaseException as raised:  # SystemExit too: it would end the thread silently
-            error, fault = describe(raised), "tool"
-        self.returned = ToolResult(value, time.perf_counter() - began, error, fault)
+        self.returned = attempt(lambda: self.request.run(self.request.arguments))
         self.ended.put(self)
 
 

@@ -80,7 +80,7 @@ class MultiTurn:
             return asked
         if self.turn + 1 >= self.settings.max_turns:
             why = f"it came with turn {self.turn + 1}, the last of rollout.max_turns"
-            self._note(asked, ToolResult(None, 0.0, f"not made: {why}", "policy"), "")
+            self.note(asked, ToolResult(None, 0.0, f"not made: {why}", "policy"), "")
             return Done()
         if isinstance(asked, InvalidCall):
             return self.observe(asked, ToolResult(None, 0.0, asked.why, "policy"))
@@ -89,21 +89,22 @@ class MultiTurn:
     def observe(self, asked: ToolRequest | InvalidCall, returned: ToolResult) -> Observe | Done:
         """Encode what a call returned as tokens for the policy; None ends the episode."""
         if returned.error is None and returned.value is None:
-            self._note(asked, returned, "")
+            self.note(asked, returned, "")
             return Done()
         returned = _only_text(returned)
         text = observation_text(asked.name, returned)
         ids, read, cut = self.turn_tokens.observation(
             text, asked.reply, self.settings.max_observation_tokens
         )
-        self._note(asked, returned, read, cut)
+        self.note(asked, returned, read, cut)
         self.turn += 1
         self.turn_ids = []
         return Observe(ids)
 
-    def _note(
+    def note(
         self, asked: ToolRequest | InvalidCall, returned: ToolResult, result: str, cut: bool = False
     ) -> None:
+        """Record a call of this turn, what it returned, and what the policy reads of it."""
         self.calls.append(
             Call(
                 turn=self.turn,
@@ -120,7 +121,7 @@ class MultiTurn:
     def _note_unfinished(self) -> None:
         wrong = self.handler.unfinished_call(self.turn_tokens.text(self.turn_ids))
         if wrong is not None:
-            self._note(wrong, ToolResult(None, 0.0, wrong.why, "policy"), "")
+            self.note(wrong, ToolResult(None, 0.0, wrong.why, "policy"), "")
 
 
 def answer_all(episodes: Sequence[Episode]) -> list[Observe | Done]:

@@ -116,7 +116,7 @@ class EnvironmentEpisode(MultiTurn):
             self._rewards[-1] = (self._rewards[-1] or 0.0) + step.reward
         last = self.turn + 1 >= self.settings.max_turns
         if returned.abandoned or last or (step is not None and step.over):
-            self._note(asked, returned, self._shortened(step))
+            self.note(asked, returned, self._shortened(step))
             self._abandon(returned)
             cut_off = step is None or not step.terminated
             return Done("truncated") if cut_off and not returned.abandoned else self._done()

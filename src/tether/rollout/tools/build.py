@@ -11,17 +11,35 @@ from tether.config import (
     RolloutSection,
     SearchTool,
 )
+from tether.data.chat_templates import offer_tools
+from tether.errors import UserError
 from tether.models.vocabulary import Vocabulary
 from tether.rollout.environments.build import build_environments
 from tether.rollout.sampler import Episodes, single_turns
 from tether.rollout.tools.calculator import calculate
-from tether.rollout.tools.mcp import build_mcp
+from tether.rollout.tools.functions import (
+    Function,
+    FunctionEpisode,
+    FunctionHandler,
+    as_function,
+    chat_form,
+    checked,
+    one_text,
+)
+from tether.rollout.tools.mcp import build_mcp, build_mcp_functions
 from tether.rollout.tools.search import build_search
 from tether.rollout.tools.tool import Tool, ToolHandler, as_tool
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.rollout.turns import MultiTurn
 from tether.support.user_code import load_user_code
 from tether.types import Prompts
+
+SCHEMAS = {
+    "search": one_text("search", "Find documents.", "query", "what to look for"),
+    "calculator": one_text(
+        "calculator", "Compute exactly.", "expression", "numbers with + - * / and parentheses"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,8 @@ def build_episode_source(
     if settings.environment is not None:
         return EpisodeSource(build_environments(settings.environment, settings, vocabulary, data))
     broken: list[str] = []
+    if settings.tool_calls == "json":
+        return EpisodeSource(_function_episodes(settings, vocabulary, broken), broken)
     toolbox = ToolHandler([own for tool in settings.tools for own in _build_tools(tool, broken)])
     turn_tokens = TurnTokenizer(vocabulary.tokenizer, vocabulary.eos_ids, toolbox.end_marks)
     for tool in toolbox.tools:
@@ -53,6 +73,32 @@ def build_episode_source(
         return [MultiTurn(ids, toolbox, turn_tokens, settings) for ids in prompts.ids]
 
     return EpisodeSource(episodes, broken)
+
+
+def _function_episodes(
+    settings: RolloutSection, vocabulary: Vocabulary, broken: list[str]
+) -> Episodes:
+    """Return episodes that call functions in JSON; the chat template is given their schemas."""
+    functions = [own for tool in settings.tools for own in _build_functions(tool, broken)]
+    names = [function.name for function in functions]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"rollout.tools: two tools are called {name!r}; rename one.")
+    form = chat_form(vocabulary, settings)
+    offer_tools(vocabulary.tokenizer, [function.schema for function in functions])
+    handler = FunctionHandler(functions, form)
+    return lambda prompts: [FunctionEpisode(ids, handler, settings) for ids in prompts.ids]
+
+
+def _build_functions(settings: AnyTool, broken: list[str]) -> list[Function]:
+    match settings:
+        case McpTool():
+            return build_mcp_functions(settings, "rollout.tools mcp")
+        case SearchTool() | CalculatorTool():
+            tool = _build_tool(settings, broken)
+            return [checked(Function(SCHEMAS[settings.kind], tool.call, tool.timeout_seconds))]
+    own = load_user_code(settings.kind, "rollout.tools")
+    return [as_function(own, settings.kind, settings.timeout_seconds)]
 
 
 def _build_tools(settings: AnyTool, broken: list[str]) -> list[Tool]:

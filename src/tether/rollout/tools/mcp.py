@@ -14,6 +14,7 @@ from typing import Any
 from tether.config import McpTool
 from tether.errors import UserError, describe
 from tether.rollout.tool_calls import InvalidArguments
+from tether.rollout.tools.functions import Function, function_schema
 from tether.rollout.tools.tool import Tool
 from tether.support.background_loop import wait_for
 from tether.support.http import bearer, key_from_environment
@@ -80,22 +81,45 @@ class McpServer:
 
 def build_mcp(settings: McpTool, where: str) -> list[Tool]:
     """Return the tools of a server, or those of them that `only` names."""
+    server, offered = _offered(settings, where)
+    return [
+        Tool(
+            name,
+            f"<{name}>{{}}</{name}>",
+            "<result>{}</result>",
+            _caller(server, name, _schema(tool)),
+            settings.timeout_seconds,
+        )
+        for name, tool in offered.items()
+    ]
+
+
+def build_mcp_functions(settings: McpTool, where: str) -> list[Function]:
+    """Return the same tools as functions; the server itself checks their arguments."""
+    server, offered = _offered(settings, where)
+    return [
+        Function(
+            function_schema(name, getattr(tool, "description", None) or "", _schema(tool)),
+            _by_name(server, name),
+            settings.timeout_seconds,
+        )
+        for name, tool in offered.items()
+    ]
+
+
+def _offered(settings: McpTool, where: str) -> tuple[McpServer, dict[str, Any]]:
+    """Connect, and return the tools that the policy may call, by name."""
     server = McpServer(settings, where)
     offered = {tool.name: tool for tool in server.list_tools()}
     wanted = list(offered) if settings.only is None else settings.only
     for name in wanted:
         if name not in offered:
             raise UserError(f"{where}: the server has no tool {name!r}, only {', '.join(offered)}.")
-    return [
-        Tool(
-            name,
-            f"<{name}>{{}}</{name}>",
-            "<result>{}</result>",
-            _caller(server, name, _schema(offered[name])),
-            settings.timeout_seconds,
-        )
-        for name in wanted
-    ]
+    return server, {name: offered[name] for name in wanted}
+
+
+def _by_name(server: McpServer, name: str) -> Callable[..., object]:
+    return lambda **arguments: server.call(name, arguments)
 
 
 def _caller(server: McpServer, name: str, schema: Mapping[str, Any]) -> Callable[[str], object]:
