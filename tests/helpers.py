@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tether.config import ESTIMATORS, Config
 from tether.config.load import validate_config
+from tether.models import token_log_probs
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Draw, SingleTurn
 from tether.types import Experience, Rollout, Sequences
@@ -106,6 +107,12 @@ def changed(mapping: dict, **dotted: object) -> dict:
 
 def configured(mapping: dict, **dotted: object) -> Config:
     return validate_config(changed(mapping, **dotted))
+
+
+def set_limits(monkeypatch, **logits: int) -> None:
+    """Compute that many logits at once on a CPU: `chunk`, `piece`, `block`."""
+    limits = replace(token_log_probs.CPU_LIMITS, **logits)
+    monkeypatch.setattr(token_log_probs, "CPU_LIMITS", limits)
 
 
 def f64(rows: list) -> Tensor:

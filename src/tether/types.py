@@ -8,6 +8,9 @@ Shapes
 
 Column t of every rows x response tensor is about `response_ids[:, t]`. Masks are True where a
 cell counts and come from lengths, never from comparing ids. Masked cells hold 0.
+
+Lengths and row numbers are on the CPU, wherever the other tensors are: shapes follow from them, and
+a shape that has to be read from a GPU waits for all of its work.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tether.support import html
+from tether.support.transfer import to_device
 
 # stop: the episode was over before an EOS. length: it reached max_response_tokens. truncated: its
 # environment cut it off.
@@ -80,7 +84,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The sampler's output. Ids are as sampled: never edited, never re-tokenised."""
+    """The sampler's output. Ids are as sampled: never edited, never re-tokenised.
+
+    Lengths are on the CPU.
+    """
 
     prompt_ids: Int[Tensor, "rows prompt"]
     prompt_lengths: Int[Tensor, " rows"]
@@ -101,17 +108,26 @@ class Rollout:
         flags = [reason in CUT_OFF for reason in self.finish_reasons]
         return torch.tensor(flags, dtype=torch.bool, device=self.response_ids.device)
 
+    def to(self, device: torch.device) -> "Rollout":
+        """Return the rollout on a device; its lengths stay on the CPU."""
+        names = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs")
+        return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
+
     def select(self, rows: Int[Tensor, " some"]) -> "Rollout":
-        """Select rows; their padding stays."""
+        """Select rows, by numbers on the CPU; their padding stays."""
         numbers = rows.tolist()
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(
             self,
-            **{name: x[rows] for name, x in tensors.items() if isinstance(x, Tensor)},
+            **{name: _pick(x, rows) for name, x in tensors.items() if isinstance(x, Tensor)},
             finish_reasons=tuple(self.finish_reasons[row] for row in numbers),
             calls=tuple(self.calls[row] for row in numbers) if self.calls else (),
             turn_rewards=tuple(self.turn_rewards[r] for r in numbers) if self.turn_rewards else (),
         )
+
+
+def _pick(tensor: Tensor, rows: Int[Tensor, " some"]) -> Tensor:
+    return tensor[to_device(rows, tensor.device)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +135,8 @@ class Sequences:
     """Prompt and response joined, right-padded: the input of every training forward pass.
 
     Padding comes only after the last token, so a causal model cannot see it: no attention mask
-    is needed, positions count from 0, and no log-prob changes with the width of the batch.
+    is needed, positions count from 0, and no log-prob changes with the width of the batch. Lengths
+    are on the CPU.
 
     With `lower_states` a pass starts from these in place of the ids: they are the states after the
     first `lower_layers` layers, which are frozen (`model.learn_layers`).
@@ -131,6 +148,7 @@ class Sequences:
     lower_states: Float[Tensor, "rows length width"] | None = None
     lower_layers: int = 0
     share_prompts: bool = False  # rows may be packed as in data/shared_prompts.py
+    prompt_numbers: Int[Tensor, " rows"] | None = None  # equal for equal prompts; on the CPU
 
     @property
     def width(self) -> int:
@@ -140,23 +158,35 @@ class Sequences:
     @property
     def response_ids(self) -> Int[Tensor, "rows response"]:
         """Gather the response's ids; cells past a row's end hold arbitrary ids."""
-        columns = torch.arange(self.width, device=self.ids.device)
-        source = (self.prompt_lengths[:, None] + columns).clamp(max=self.ids.shape[1] - 1)
-        return self.ids.gather(1, source)
+        return self.ids.gather(1, self.columns_from(0, self.width))
+
+    def columns_from(self, first: int, count: int) -> Int[Tensor, "rows count"]:
+        """Return the numbers of `count` columns of each row from response token `first` on, on the
+        device of the ids; those past the last column are the last."""
+        columns = torch.arange(first, first + count, device=self.prompt_lengths.device)
+        found = (self.prompt_lengths[:, None] + columns).clamp(max=self.ids.shape[1] - 1)
+        return to_device(found, self.ids.device)
 
     def select(self, rows: Int[Tensor, " some"]) -> "Sequences":
-        """Select rows and cut them to the longest of them."""
+        """Select rows, by numbers on the CPU, and cut them to the longest of them."""
         prompt_lengths, response_lengths = self.prompt_lengths[rows], self.response_lengths[rows]
         length = int((prompt_lengths + response_lengths).max())
-        lower = None if self.lower_states is None else self.lower_states[rows, :length]
+        here = to_device(rows, self.ids.device)
+        lower = None if self.lower_states is None else self.lower_states[here, :length]
+        numbers = None if self.prompt_numbers is None else self.prompt_numbers[rows]
         return Sequences(
-            ids=self.ids[rows, :length],
+            ids=self.ids[here, :length],
             prompt_lengths=prompt_lengths,
             response_lengths=response_lengths,
             lower_states=lower,
             lower_layers=self.lower_layers,
             share_prompts=self.share_prompts,
+            prompt_numbers=numbers,
         )
+
+    def to(self, device: torch.device) -> "Sequences":
+        """Return the rows with their ids on a device."""
+        return replace(self, ids=to_device(self.ids, device))
 
     def from_ids(self) -> "Sequences":
         """Return the same rows without lower states, for a network of other weights."""
@@ -231,12 +261,13 @@ class Experience:
         return self.response_mask.shape[0]
 
     def select(self, rows: Int[Tensor, " some"]) -> "Experience":
-        """Select rows and cut them to the longest of them."""
+        """Select rows, by numbers on the CPU, and cut them to the longest of them."""
         sequences = self.sequences.select(rows)
+        here = to_device(rows, self.response_mask.device)
         cut = {
-            f.name: getattr(self, f.name)[rows]
+            f.name: getattr(self, f.name)[here]
             if f.name == "final_values"
-            else getattr(self, f.name)[rows, : sequences.width]
+            else getattr(self, f.name)[here, : sequences.width]
             for f in fields(self)
             if f.name != "sequences"
         }
@@ -262,10 +293,11 @@ class Experience:
 class Minibatch:
     """The rows of one optimizer step, or of one microbatch of it."""
 
-    rows: Int[Tensor, " rows"]  # row numbers in the experience
+    rows: Int[Tensor, " rows"]  # row numbers in the experience, on the CPU
     sequences: Sequences
     weights: Float[Tensor, "rows response"]  # of each cell in the minibatch's loss
     response_mask: Bool[Tensor, "rows response"]
+    host_mask: Bool[Tensor, "rows response"]  # the same on the CPU, to count cells without waiting
     old_log_probs: Float[Tensor, "rows response"]
     ref_log_probs: Float[Tensor, "rows response"]
     values: Float[Tensor, "rows response"]
@@ -277,19 +309,21 @@ class Minibatch:
         return self.response_mask.shape[0]
 
     def select(self, rows: Int[Tensor, " some"]) -> "Minibatch":
-        """Select rows and cut them to the longest of them."""
+        """Select rows, by numbers on the CPU, and cut them to the longest of them."""
         sequences = self.sequences.select(rows)
+        here = to_device(rows, self.response_mask.device)
         cut = {
-            f.name: getattr(self, f.name)[rows, : sequences.width]
+            f.name: getattr(self, f.name)[here, : sequences.width]
             for f in fields(self)
-            if f.name not in ("rows", "sequences")
+            if f.name not in ("rows", "sequences", "host_mask")
         }
-        return Minibatch(rows=self.rows[rows], sequences=sequences, **cut)
+        host_mask = self.host_mask[rows, : sequences.width]
+        return Minibatch(rows=self.rows[rows], sequences=sequences, host_mask=host_mask, **cut)
 
     @property
     def counted_rows(self) -> Int[Tensor, " some"]:
         """Return the numbers of the rows that have a True cell."""
-        return self.rows[self.response_mask.any(dim=1)]
+        return self.rows[self.host_mask.any(dim=1)]
 
     def as_idle(self) -> "Minibatch":
         """Return the same tokens with no cell counted, for a process that has run out of rows."""
@@ -297,4 +331,5 @@ class Minibatch:
             self,
             weights=torch.zeros_like(self.weights),
             response_mask=torch.zeros_like(self.response_mask),
+            host_mask=torch.zeros_like(self.host_mask),
         )

@@ -6,6 +6,7 @@ from helpers import (
     mask_of,
     read_out,
     sequences_of,
+    set_limits,
     slow_entropies,
     slow_log_probs,
     table,
@@ -14,7 +15,6 @@ from helpers import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.models import token_log_probs
 from tether.models.critic import Critic
 from tether.models.policy import Policy
 
@@ -116,7 +116,7 @@ def test_chunks_of_logits_change_neither_log_probs_nor_gradients(monkeypatch, ce
         return [log_probs.detach(), entropies.detach(), *gradients]
 
     whole = evaluated()
-    monkeypatch.setattr(token_log_probs, "CHUNK_LOGITS", cells * 50)
+    set_limits(monkeypatch, chunk=cells * 50)
     for a, b in zip(whole, evaluated(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 

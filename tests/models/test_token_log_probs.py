@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import table
+from helpers import set_limits, table
 from torch import nn
 
 from tether.models import token_log_probs
@@ -42,8 +42,7 @@ def gradients(found, weights, parts, states, head):
 @table("block", [1, 3, 1000])
 def test_values_and_gradients_are_autograds(monkeypatch, bias, temperature, parts, cells, block):
     """Log-prob alone, entropy alone, both; kept in one chunk, or made again in several."""
-    monkeypatch.setattr(token_log_probs, "CHUNK_LOGITS", cells * VOCABULARY)
-    monkeypatch.setattr(token_log_probs, "BLOCK_LOGITS", block * VOCABULARY)
+    set_limits(monkeypatch, chunk=cells * VOCABULARY, block=block * VOCABULARY)
     head, states, ids, mask, weights = problem(bias)
     found = token_log_probs_and_entropies(head, states, ids, mask, temperature)
     expected = by_autograd(head, states, ids, mask, temperature)
@@ -57,8 +56,7 @@ def test_values_and_gradients_are_autograds(monkeypatch, bias, temperature, part
 @table("piece", [1, 2, 5])
 @table("block", [1, 2])
 def test_pieces_and_blocks_change_no_value_and_no_gradient(monkeypatch, piece, block):
-    monkeypatch.setattr(token_log_probs, "PIECE_LOGITS", piece * VOCABULARY)
-    monkeypatch.setattr(token_log_probs, "BLOCK_LOGITS", block * VOCABULARY)
+    set_limits(monkeypatch, piece=piece * VOCABULARY, block=block * VOCABULARY)
     head, states, ids, mask, weights = problem(True)
     found = token_log_probs_and_entropies(head, states, ids, mask, 0.6)
     expected = by_autograd(head, states, ids, mask, 0.6)
@@ -83,7 +81,7 @@ def test_two_graphs_at_once_have_rooms_of_their_own():
 
 @table("cells", [1, 4, 1000])
 def test_full_kl_and_its_gradient_are_autograds_in_any_number_of_chunks(monkeypatch, cells):
-    monkeypatch.setattr(token_log_probs, "PIECE_LOGITS", cells * VOCABULARY)
+    set_limits(monkeypatch, piece=cells * VOCABULARY)
     head, states, _, mask, weights = problem(True)
     other, other_states, *_ = problem(True)
     other.weight.data += 0.3

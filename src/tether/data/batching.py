@@ -1,7 +1,7 @@
 """Pad rows of different lengths into rectangles, and cut rectangles into microbatches."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain
 
@@ -11,8 +11,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tether.algo.advantages import place_scores
-from tether.data.shared_prompts import count_tokens, packed_groups, packed_microbatches
+from tether.data.shared_prompts import (
+    count_tokens,
+    number_prompts,
+    packed_groups,
+    packed_microbatches,
+)
 from tether.dist.world import world
+from tether.support.transfer import to_device
 from tether.types import Rollout, Scores, Sequences
 
 
@@ -58,10 +64,9 @@ def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     """Concatenate rollouts along rows, each padded to the widest."""
     if len(rollouts) == 1:
         return rollouts[0]
-    device = rollouts[0].response_ids.device
 
     def of(name: str, merge: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        return merge([getattr(rollout, name).to(device) for rollout in rollouts])
+        return merge([getattr(rollout, name) for rollout in rollouts])
 
     rows = [len(rollout.finish_reasons) for rollout in rollouts]
     calls = [rollout.calls or ((),) * n for rollout, n in zip(rollouts, rows, strict=True)]
@@ -122,12 +127,14 @@ def join(rollout: Rollout, share_prompts: bool = False) -> Sequences:
     padded = torch.cat([rollout.prompt_ids, rollout.response_ids], dim=1)
     shift = prompt_width - rollout.prompt_lengths  # padding before the first prompt token
     lengths = rollout.prompt_lengths + rollout.response_lengths
-    columns = torch.arange(int(lengths.max()), device=padded.device)
+    columns = torch.arange(int(lengths.max()))
     source = (columns + shift[:, None]).clamp(max=prompt_width + response_width - 1)
-    ids = torch.where(columns < lengths[:, None], padded.gather(1, source), 0)
-    return Sequences(
+    inside = to_device(columns < lengths[:, None], padded.device)
+    ids = torch.where(inside, padded.gather(1, to_device(source, padded.device)), 0)
+    joined = Sequences(
         ids, rollout.prompt_lengths, rollout.response_lengths, share_prompts=share_prompts
     )
+    return replace(joined, prompt_numbers=number_prompts(joined)) if share_prompts else joined
 
 
 def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
@@ -141,7 +148,10 @@ def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Row numbers of one microbatch. An idle one goes through the model and counts nothing."""
+    """Row numbers of one microbatch, on the CPU.
+
+    An idle one goes through the model and counts nothing.
+    """
 
     rows: Int[Tensor, " some"]
     idle: bool = False
@@ -155,11 +165,9 @@ def own_microbatches(
     A process with fewer adds idle ones of the shortest row: sharded weights are gathered by all
     processes together.
     """
+    ids = sequences.from_ids()
     parts = [
-        [
-            Microbatch(rows[group])
-            for group in microbatches(sequences.select(rows), max_tokens, max_cells)
-        ]
+        [Microbatch(rows[group]) for group in microbatches(ids.select(rows), max_tokens, max_cells)]
         if len(rows)
         else []
         for rows in _shares(sequences)
@@ -183,7 +191,7 @@ def _shares(sequences: Sequences) -> list[Int[Tensor, " some"]]:
         most = max(sum(lengths[row] for row in rows) for rows in found)
         if max(sum(costs[number] for number in share) for share in shares) < most:
             found = [sorted(row for number in share for row in groups[number]) for share in shares]
-    return [torch.tensor(x, dtype=torch.long, device=sequences.ids.device) for x in found]
+    return [torch.tensor(x, dtype=torch.long) for x in found]
 
 
 def microbatches(
@@ -198,7 +206,7 @@ def microbatches(
     packed = packed_groups(sequences)
     if packed is not None:
         parts = packed_microbatches(sequences, packed, max_tokens, max_cells)
-        return [torch.tensor(part, device=sequences.ids.device) for part in parts]
+        return [torch.tensor(part) for part in parts]
     responses = sequences.response_lengths.tolist()
     lengths = (sequences.prompt_lengths + sequences.response_lengths).tolist()
     groups: list[list[int]] = []
@@ -211,4 +219,4 @@ def microbatches(
             groups.append([])
             cells = responses[row]
         groups[-1].append(row)
-    return [torch.tensor(group, device=sequences.ids.device) for group in groups]
+    return [torch.tensor(group) for group in groups]

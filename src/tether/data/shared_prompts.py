@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tether.support.transfer import to_device
 from tether.types import Sequences
 
 # Packing adds some ten small operations to each layer. It is used where it saves this share of the
@@ -60,11 +61,23 @@ class TokenCount:
 
 def prompt_groups(sequences: Sequences) -> list[list[int]]:
     """Return the numbers of rows with equal prompts, each group and all groups in row order."""
-    found: dict[bytes, list[int]] = {}
-    ids = sequences.ids[:, : int(sequences.prompt_lengths.max())].cpu().numpy()
-    for row, length in enumerate(sequences.prompt_lengths.tolist()):
-        found.setdefault(ids[row, :length].tobytes(), []).append(row)
+    numbers = sequences.prompt_numbers
+    found: dict[int, list[int]] = {}
+    for row, number in enumerate(
+        (number_prompts(sequences) if numbers is None else numbers).tolist()
+    ):
+        found.setdefault(number, []).append(row)
     return list(found.values())
+
+
+def number_prompts(sequences: Sequences) -> Int[Tensor, " rows"]:
+    """Return a number per row, on the CPU, that rows with equal prompts share."""
+    found: dict[bytes, int] = {}
+    ids = sequences.ids[:, : int(sequences.prompt_lengths.max())].cpu().numpy()
+    lengths = sequences.prompt_lengths.tolist()
+    return torch.tensor(
+        [found.setdefault(ids[row, :n].tobytes(), len(found)) for row, n in enumerate(lengths)]
+    )
 
 
 def count_tokens(sequences: Sequences, groups: list[list[int]]) -> TokenCount:
@@ -156,7 +169,7 @@ class PackedLayout:
     def to(self, device: torch.device | str) -> "PackedLayout":
         """Return the same on another device."""
         tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **{name: x.to(device) for name, x in tensors.items()})
+        return replace(self, **{name: to_device(x, device) for name, x in tensors.items()})
 
 
 def pack(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as torch_dist
@@ -18,6 +19,7 @@ from tether.errors import OthersLost, UserError, one_line
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOOPBACK_INTERFACE = "lo"
+USUAL_GPU_BYTES = 80 * 2**30
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class World:
     timeout: timedelta = timedelta(minutes=10)
     mesh: DeviceMesh | None = None  # data x tensor
     store: Store | None = None  # for finding out which processes still answer
+    gpu_bytes: int | None = None  # memory of the smallest GPU; None without GPUs
 
     @property
     def shared_mesh(self) -> DeviceMesh:
@@ -69,14 +72,40 @@ def local_device(kind: str) -> torch.device:
     return torch.device("cuda", local_rank())
 
 
+def gpu_bytes() -> int:
+    """Return the memory of a GPU, of the smallest where there are several processes.
+
+    Where there is none, as in planning for another machine, that of the usual one.
+    """
+    if _now.gpu_bytes is not None:
+        return _now.gpu_bytes
+    return _own_gpu_bytes() if torch.cuda.is_available() else USUAL_GPU_BYTES
+
+
+@cache
+def _own_gpu_bytes() -> int:
+    return torch.cuda.mem_get_info()[1]
+
+
+def _smallest_gpu() -> int:
+    found = torch.tensor([_own_gpu_bytes()])
+    torch_dist.all_reduce(found, torch_dist.ReduceOp.MIN)
+    return int(found)
+
+
 @contextmanager
 def entered(device: str, tensor_parallel: int, timeout_seconds: float) -> Iterator[World]:
-    """Join the processes that a launcher started; alone, do nothing."""
+    """Join the processes that a launcher started; alone, do nothing.
+
+    A process's GPU becomes its current one, which FSDP and NCCL use without being told.
+    """
     global _now
     if launched_size() == 1:
         yield ALONE
         return
     timeout = timedelta(seconds=timeout_seconds)
+    if device == "cuda":
+        torch.cuda.set_device(local_device(device))
     began_here = not torch_dist.is_initialized()  # Ray has begun it already
     if began_here:
         _begin(device, timeout)
@@ -84,7 +113,8 @@ def entered(device: str, tensor_parallel: int, timeout_seconds: float) -> Iterat
         mesh = _mesh(device, tensor_parallel, timeout)
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = TCPStore(address, port, is_master=False, timeout=timeout)
-        _now = World(torch_dist.get_rank(), torch_dist.get_world_size(), timeout, mesh, store)
+        gpu = _smallest_gpu() if device == "cuda" else None
+        _now = World(torch_dist.get_rank(), torch_dist.get_world_size(), timeout, mesh, store, gpu)
         yield _now
     finally:
         _now = ALONE
@@ -96,13 +126,15 @@ def _begin(device: str, timeout: timedelta) -> None:
     """Initialise the process group at MASTER_ADDR:MASTER_PORT."""
     # Objects are sent between CPUs, also where tensors are on GPUs.
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    # NCCL then connects at once: what keeps the GPUs apart shows before anything is loaded.
+    gpu = local_device(device) if device == "cuda" else None
     where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
     try:
         if _is_one_machine():
             _stay_on_loopback()
         store = _own_store(timeout)
         if store is None:
-            torch_dist.init_process_group(backend, timeout=timeout)
+            torch_dist.init_process_group(backend, timeout=timeout, device_id=gpu)
         else:
             torch_dist.init_process_group(
                 backend,
@@ -110,6 +142,7 @@ def _begin(device: str, timeout: timedelta) -> None:
                 store=store,
                 rank=launched_rank(),
                 world_size=launched_size(),
+                device_id=gpu,
             )
     except ValueError as error:  # a variable is not set
         raise UserError(f"The launcher left something out: {one_line(error)}") from None

@@ -127,12 +127,12 @@ class GivenFirst:
         other_log_probs = [row[:n] for row, n in zip(log_probs, lengths, strict=True)][1:]
         device = rollout.response_ids.device
         ids = pad_right([self.given_ids, *others], torch.long).to(device)
-        counts = torch.tensor([len(self.given_ids), *lengths[1:]], device=device)
+        counts = torch.tensor([len(self.given_ids), *lengths[1:]])
         return replace(
             rollout,
             response_ids=ids,
             response_lengths=counts,
-            response_mask=length_mask(counts, ids.shape[1]),
+            response_mask=length_mask(counts, ids.shape[1]).to(device),
             rollout_log_probs=pad_right(
                 [[0.0] * len(self.given_ids), *other_log_probs], rollout.rollout_log_probs.dtype
             ).to(device),

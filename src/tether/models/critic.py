@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from tether.models.forward import Network, map_microbatches, states_before_tokens, trunk
 from tether.models.weights import load_trainable_parameters, trainable_parameters
+from tether.support.transfer import to_device
 from tether.types import Sequences
 
 
@@ -118,7 +119,8 @@ def split_values(
     values: Float[Tensor, "rows states"], sequences: Sequences
 ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
     """Split a row's values into those before each response token and the one after the last."""
-    return values[:, :-1], values.gather(1, sequences.response_lengths[:, None]).squeeze(1)
+    last = to_device(sequences.response_lengths[:, None], values.device)
+    return values[:, :-1], values.gather(1, last).squeeze(1)
 
 
 class NoCritic:

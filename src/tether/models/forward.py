@@ -24,6 +24,7 @@ from tether.dist.fsdp import release_gathered
 from tether.models.kv_cache import SlotCache
 from tether.models.precision import attention_type, compute_type
 from tether.models.prompt_attention import KEYWORD, PackedPrompts
+from tether.support.transfer import to_device
 from tether.types import Sequences
 
 
@@ -60,8 +61,7 @@ def states_before_tokens(
         packed = PackedPrompts(layout, cast(PreTrainedModel, trunk).config)
         return packed.states_before_tokens(packed_states(trunk, sequences, packed))
     hidden = all_states(trunk, sequences.ids, sequences.lower_states, sequences.lower_layers)
-    columns = torch.arange(sequences.width + 1, device=hidden.device)
-    source = (sequences.prompt_lengths[:, None] - 1 + columns).clamp(max=hidden.shape[1] - 1)
+    source = sequences.columns_from(-1, sequences.width + 1)
     return hidden.gather(1, source[:, :, None].expand(-1, -1, hidden.shape[2]))
 
 
@@ -227,7 +227,7 @@ def can_pack_prompts(trunk: PreTrainedModel, longest_row: int) -> bool:
     ids = torch.tensor([[0, 1, 2, 1, 2, 0], [0, 1, 2, 0, 1, 0]], device=trunk.device)
     prompts, responses = [3, 3], [3, 2]
     layout = pack([[0, 1]], prompt_lengths=prompts, response_lengths=responses).to(ids.device)
-    rows = Sequences(ids, torch.tensor(prompts).to(ids), torch.tensor(responses).to(ids))
+    rows = Sequences(ids, torch.tensor(prompts), torch.tensor(responses))
     try:
         found = packed_states(trunk, rows, PackedPrompts(layout, trunk.config))[0]
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
@@ -426,7 +426,8 @@ def map_microbatches(
             if part.idle:
                 continue
             for all_rows, piece in zip(whole, found, strict=True):
-                place = (part.rows,) if piece.ndim == 1 else (part.rows, slice(piece.shape[1]))
+                rows = to_device(part.rows, piece.device)
+                place = (rows,) if piece.ndim == 1 else (rows, slice(piece.shape[1]))
                 all_rows[place] = piece
     finally:
         release_gathered()

@@ -92,7 +92,10 @@ class Policy:
         sequences: Sequences,
         mask: Bool[Tensor, "rows response"],
     ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"]]:
-        """Return log-probs and entropies of the True cells, with gradients."""
+        """Return log-probs and entropies of the True cells, with gradients.
+
+        With the mask on the CPU nothing waits for a GPU.
+        """
         return token_log_probs_and_entropies(
             self.head,
             states,
@@ -116,10 +119,11 @@ class Policy:
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
     ) -> Float[Tensor, "rows response"]:
         """Return log-probs of the True cells, microbatch by microbatch, without gradients."""
+        host_mask = mask.cpu()
 
         def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor]:
             log_probs, _ = self.log_probs_and_entropies(
-                self.states(part), part, mask[rows, : part.width]
+                self.states(part), part, host_mask[rows, : part.width]
             )
             return (log_probs,)
 
@@ -361,7 +365,7 @@ class NoReference:
         mask: Bool[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
         """Return zeros."""
-        return torch.zeros(mask.shape, device=mask.device)
+        return torch.zeros(mask.shape, device=actor_states.device)
 
     def refresh(self, actor: Policy) -> None:
         """Do nothing."""

@@ -95,8 +95,12 @@ def multiply_by(
 
 def uses_instructions(b: Tensor) -> bool:
     """Tell whether the device multiplies bfloat16 numbers as such."""
-    kind = _planned_for if b.device.type == "meta" else b.device.type
-    return NATIVE or kind != "cpu"
+    return NATIVE or planned_device(b.device) != "cpu"
+
+
+def planned_device(device: torch.device) -> str:
+    """Return the kind of a device; that of tensors without numbers is the planned one."""
+    return _planned_for if device.type == "meta" else device.type
 
 
 @contextmanager

@@ -60,15 +60,15 @@ class RewardModel:
             states = states_before_tokens(trunk(self.model), whole)[:, 0]
             logits = head(states.to(head.weight.dtype))
         else:
-            mask = length_mask(whole.prompt_lengths, whole.ids.shape[1])
+            mask = length_mask(whole.prompt_lengths, whole.ids.shape[1]).to(whole.ids.device)
             logits = self.model(input_ids=whole.ids, attention_mask=mask.long()).logits
         return logits.squeeze(-1).to(self.float_type)
 
 
 def dialogues_as_sequences(dialogues: Sequence[Sequence[int]], device: torch.device) -> Sequences:
     """Pad dialogues as prompts without a response: their one state follows the last token."""
-    lengths = torch.tensor([len(ids) for ids in dialogues], device=device)
-    return Sequences(pad_right(dialogues, torch.long).to(device), lengths, lengths * 0)
+    lengths = torch.tensor([len(ids) for ids in dialogues])
+    return Sequences(pad_right(dialogues, torch.long), lengths, lengths * 0).to(device)
 
 
 def decoder_head(model: nn.Module) -> nn.Linear | None:

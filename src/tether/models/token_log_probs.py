@@ -2,10 +2,12 @@
 
 Logits are computed in chunks. Probabilities are cached for the backward pass where they are few
 enough, and recomputed where they are not: a tensor of rows x length x vocabulary is never stored.
-Only cells that the mask selects are computed.
+Only cells that the mask selects are computed. A mask on the CPU is best: the number of its cells is
+then known without waiting for a GPU.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +16,41 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tether.algo.kl import full_kl
-from tether.models.precision import multiply_by, operand
-
-CHUNK_LOGITS = 2**25  # probabilities cached for the backward pass: 128 MiB in float32
-
-PIECE_LOGITS = 2**23  # logits of one product: 32 MiB, which the allocator reuses
+from tether.dist.world import gpu_bytes
+from tether.models.precision import multiply_by, operand, planned_device
+from tether.support.transfer import to_device
 
 LOWEST_LOG_PROB = -1e4  # exp() of it is 0 in every float type
 
-BLOCK_LOGITS = 2**18  # numbers that stay in the processor's cache between two operations
+
+@dataclass(frozen=True)
+class LogitLimits:
+    """How many logits are computed, and how many probabilities cached, at once."""
+
+    chunk: int  # probabilities cached for the backward pass
+    piece: int  # logits of one product
+    block: int  # numbers between two operations
+
+
+# 128 MiB in float32; 32 MiB, which the allocator reuses; what stays in the processor's cache.
+CPU_LIMITS = LogitLimits(2**25, 2**23, 2**18)
+GPU_SHARE = 32  # of a GPU's memory, one part in so many is for cached probabilities
+
+
+def logit_limits(device: torch.device) -> LogitLimits:
+    """Return the limits for heads on a device.
+
+    On a CPU a block stays in the cache. A GPU has none of that size, and starting an operation
+    costs it as much as some ten million numbers: there everything is as large as its memory allows.
+    The whole memory counts, not what is free now, so that a run does the same when it is repeated;
+    microbatches depend on it, so all processes go by the smallest GPU among them.
+    """
+    kind = planned_device(device)
+    if kind != "cuda":
+        return CPU_LIMITS
+    chunk = gpu_bytes() // GPU_SHARE // torch.float32.itemsize
+    return LogitLimits(chunk, chunk // 4, chunk // 4)
+
 
 Head = nn.Linear  # transformers' output embeddings
 
@@ -44,20 +72,17 @@ def token_log_probs_and_entropies(
     temperature: float,
 ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, "rows response"]]:
     """Return log pi(id) and the exact entropy -sum p log p of each True cell; 0 elsewhere."""
-    chunks = list(
-        zip(
-            operand(head, states[mask]).split(max_cached_cells(head)),
-            ids[mask].split(max_cached_cells(head)),
-            strict=True,
-        )
-    )
+    cells = _cells(mask, states.device)
+    most = max_cached_cells(head)
+    of_cells = operand(head, states.flatten(0, 1)[cells]), ids.flatten()[cells]
+    chunks = list(zip(*(x.split(most) for x in of_cells), strict=True))
     cached = len(chunks) == 1
     parts = [
         FusedLogProbs.apply(states, head.weight, head.bias, ids, temperature, cached)
         for states, ids in chunks
     ]
     log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
-    return _scatter(log_probs, mask), _scatter(entropies, mask)
+    return _scatter(log_probs, cells, mask), _scatter(entropies, cells, mask)
 
 
 class FusedLogProbs(torch.autograd.Function):
@@ -135,12 +160,13 @@ def _softmax(
 ) -> tuple[Float[Tensor, " cells"], Float[Tensor, " cells"]]:
     """Return log-probs of the ids and entropies; write all probabilities into `probs`, if given.
 
-    What follows the matrix product goes block by block: a block stays in the processor's cache.
+    What follows the matrix product goes block by block (see `logit_limits`).
     """
+    limits = logit_limits(weight.device)
     float_type = _float_type(states)
     log_probs, entropies = states.new_empty(2, len(ids), dtype=float_type)
-    block = max(1, BLOCK_LOGITS // len(weight))
-    piece = max(block, PIECE_LOGITS // len(weight) // block * block)
+    block = max(1, limits.block // len(weight))
+    piece = max(block, limits.piece // len(weight) // block * block)
     head = multiply_by(weight, bias, states.dtype)
     for start in range(0, len(ids), piece):
         logits = tempered_logits(head, states[start : start + piece], temperature)
@@ -171,7 +197,7 @@ def _logit_gradient(
         probs *= -by_log_prob[:, None]
     else:
         columns = probs, entropies[:, None], by_log_prob[:, None], by_entropy[:, None]
-        block = max(1, BLOCK_LOGITS // probs.shape[1])
+        block = max(1, logit_limits(probs.device).block // probs.shape[1])
         for prob, entropy, by_log, by in zip(*(x.split(block) for x in columns), strict=True):
             surprise = prob.log().clamp_(min=LOWEST_LOG_PROB).add_(entropy)
             prob *= surprise.mul_(-by).sub_(by_log)
@@ -195,19 +221,21 @@ def token_full_kl(
         )
         return full_kl(log_p, log_q)
 
-    size = max(1, PIECE_LOGITS // p_head.out_features)
-    chunks = list(zip(p_states[mask].split(size), q_states[mask].split(size), strict=True))
+    cells = _cells(mask, p_states.device)
+    size = max(1, logit_limits(p_head.weight.device).piece // p_head.out_features)
+    states = [x.flatten(0, 1)[cells].split(size) for x in (p_states, q_states)]
+    chunks = list(zip(*states, strict=True))
     recompute = torch.is_grad_enabled() and len(chunks) > 1
     parts = [
         checkpoint(of_cells, *chunk, use_reentrant=False) if recompute else of_cells(*chunk)
         for chunk in chunks
     ]
-    return _scatter(torch.cat(parts), mask)
+    return _scatter(torch.cat(parts), cells, mask)
 
 
 def max_cached_cells(head: Head) -> int:
     """Return how many cells' probabilities are cached for the backward pass, at most."""
-    return max(1, CHUNK_LOGITS // head.out_features)
+    return max(1, logit_limits(head.weight.device).chunk // head.out_features)
 
 
 class ProbabilityBuffer:
@@ -249,8 +277,15 @@ def _float_type(states: Tensor) -> torch.dtype:
     return torch.promote_types(states.dtype, torch.float32)
 
 
+def _cells(mask: Bool[Tensor, "rows response"], device: torch.device) -> Int[Tensor, " cells"]:
+    """Return the places of the True cells in the flattened mask."""
+    return to_device(mask.flatten().nonzero().squeeze(1), device)
+
+
 def _scatter(
-    cells: Float[Tensor, " cells"], mask: Bool[Tensor, "rows response"]
+    numbers: Float[Tensor, " cells"],
+    cells: Int[Tensor, " cells"],
+    mask: Bool[Tensor, "rows response"],
 ) -> Float[Tensor, "rows response"]:
     """Put the numbers of the True cells in their places, 0 elsewhere."""
-    return cells.new_zeros(mask.shape).masked_scatter(mask, cells)
+    return numbers.new_zeros(mask.numel()).index_copy(0, cells, numbers).view(mask.shape)

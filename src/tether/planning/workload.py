@@ -22,7 +22,7 @@ from tether.models.forward import layer_stack, output_head, recompute_in_backwar
 from tether.models.frozen_layers import upper_copy
 from tether.models.loading import load_on_meta
 from tether.models.lora import insert_adapter
-from tether.models.precision import compute_type
+from tether.models.precision import compute_type, planning_for
 from tether.models.token_log_probs import max_cached_cells
 from tether.models.weights import trainable_parameters
 from tether.planning.dry_run import Batch
@@ -278,7 +278,8 @@ class Demand:
         rows = math.ceil(self.step_rows(role) / self.replicas)
         if role == "critic":
             return self._batch(rows, c.critic.microbatch_tokens, together)
-        cells = max_cached_cells(output_head(self.networks.actor))
+        with planning_for(self.device):
+            cells = max_cached_cells(output_head(self.networks.actor))
         rows = min(rows, max(1, cells // c.rollout.max_response_tokens))
         return self._batch(rows, c.actor.microbatch_tokens, together)
 

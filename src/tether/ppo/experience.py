@@ -52,11 +52,12 @@ def _by_shared_trunk(
     sequences: Sequences, mask: Bool[Tensor, "rows response"], roles: Roles
 ) -> LogProbsAndValues:
     """Apply both heads to the same states."""
-    actor, critic = roles.actor, roles.critic
+    actor, critic, host_mask = roles.actor, roles.critic, mask.cpu()
 
     def both_heads(part: Sequences, rows: Int[Tensor, " some"]) -> LogProbsAndValues:
         states = states_before_tokens(trunk(actor.model), part)
-        log_probs, _ = actor.log_probs_and_entropies(states[:, :-1], part, mask[rows, : part.width])
+        own = host_mask[rows, : part.width]
+        log_probs, _ = actor.log_probs_and_entropies(states[:, :-1], part, own)
         return log_probs, *split_values(critic.values_from_states(states), part)
 
     log_probs, values, final_values = map_microbatches(
@@ -110,7 +111,7 @@ def unmask_observations(rollout: Rollout, actor: Policy) -> Rollout:
     ablation of Search-R1's masking, Jin et al. 2025, arXiv 2503.09516.
     """
     lengths, width = rollout.response_lengths, rollout.response_mask.shape[1]
-    everything = length_mask(lengths, width)
+    everything = length_mask(lengths, width).to(rollout.response_mask.device)
     log_probs = actor.log_probs(join(rollout), everything)
     return replace(
         rollout,

@@ -109,7 +109,7 @@ def _log_likelihoods(pairs: Sequence[tuple[list[int], list[int]]], policy: Polic
     """Return the log-likelihood of each second part after its first."""
     if not pairs:
         return []
-    sequences = join_pairs(pairs)
+    sequences = join_pairs(pairs).to(policy.model.device)
     mask = length_mask(sequences.response_lengths, sequences.width)
     return policy.log_probs(sequences, mask).double().sum(dim=1).tolist()
 

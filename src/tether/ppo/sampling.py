@@ -109,7 +109,7 @@ def _refill(iteration: int, start: int, roles: Roles, config: Config, clock: Clo
     device = found.scores.values.device
     return Batch(
         found.prompts.select(rows.tolist()),
-        found.rollout.select(rows.to(found.rollout.response_ids.device)),
+        found.rollout.select(rows),
         found.scores.select(rows.to(device)),
         events,
         dropped,
@@ -170,7 +170,7 @@ def _dropped(
     scores = found.scores
     kl = tokens = Mean(0.0, 0)
     if len(rows) and config.kl.in_reward.controller == "adaptive" and config.kl.needs_reference:
-        rollout = found.rollout.select(rows.to(found.rollout.response_ids.device))
+        rollout = found.rollout.select(rows)
         usable = scores.usable[rows.to(scores.usable.device)]
         kl, tokens = _kl_of(rollout, usable, roles)
     return DroppedGroups(

@@ -144,7 +144,8 @@ def shape_overlong(scores: Scores, rollout: Rollout, config: Config) -> Scores:
         return scores
     most = settings.max_tokens or config.rollout.max_response_tokens
     dtype = scores.values.dtype
-    penalty = overlong_penalty(rollout.response_lengths, most, settings.buffer_tokens, dtype)
+    lengths = rollout.response_lengths.to(scores.values.device)
+    penalty = overlong_penalty(lengths, most, settings.buffer_tokens, dtype)
     penalty = torch.where(scores.scored, settings.penalty * penalty, 0.0)
     placed = scores.token_values
     if placed is not None:

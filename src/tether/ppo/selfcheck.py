@@ -113,7 +113,7 @@ def _microbatches(
     `tether check` plans memory for updates, so the self-check must not need more.
     """
     own_rows = math.ceil(config.actor.minibatch_rows / world().replicas)
-    for rows in torch.arange(len(sequences.ids), device=sequences.ids.device).split(own_rows):
+    for rows in torch.arange(len(sequences.ids)).split(own_rows):
         limits = config.actor.microbatch_tokens, actor.max_cached_cells
         for group in microbatches(sequences.select(rows), *limits):
             yield rows[group]

@@ -67,13 +67,12 @@ class EngineSampler:
         self.eos_ids = eos_ids
         self.max_response_tokens = max_response_tokens
         self.temperature = temperature
-        self.float_type, self.device = torch.float32, torch.device("cpu")
+        self.float_type = torch.float32
 
     def sync(self, weights: PreTrainedModel, version: int) -> None:
         """Load the weights into the engine."""
         first = next(weights.parameters())
         self.float_type = torch.promote_types(first.dtype, torch.float32)
-        self.device = first.device
         self.engine.load(weights)
         self.version = version
 
@@ -97,7 +96,7 @@ class EngineSampler:
                 row.add_observation(answer, self.max_response_tokens)
             live = [row for row in over if row.finish is None]
         close_all(episodes)
-        return collate(rows, self.float_type, self.device)
+        return collate(rows, self.float_type)
 
     def _requests(self, live: list[Row], choice: Draw | Greedy) -> list[GenerationRequest]:
         """Return a request per row, seeded by the place of its first token in the batch."""

@@ -119,7 +119,7 @@ class LocalSampler:
         kind = self.model.device.type
         return_freed_memory(merged_bytes(self.model, kind) + packed_bytes(self.model, kind))
         float_type = torch.promote_types(self.model.dtype, torch.float32)
-        return collate(rows, float_type, self.model.device)
+        return collate(rows, float_type)
 
     def _decode(self, rows: list[Row], choice: Draw | Greedy) -> None:
         network = trunk(self.model)
@@ -172,16 +172,16 @@ class LocalSampler:
         return SlotCache(config.num_hidden_layers, slots, capacity, self.model.device)
 
 
-def collate(rows: list[Row], float_type: torch.dtype, device: torch.device) -> Rollout:
-    """Pad rows that have ended into a rollout."""
+def collate(rows: list[Row], float_type: torch.dtype) -> Rollout:
+    """Pad rows that have ended into a rollout, on the CPU: it is sent to the other processes."""
     prompts = [row.episode.prompt_ids for row in rows]
     return Rollout(
-        prompt_ids=pad_left(prompts).to(device),
-        prompt_lengths=torch.tensor([len(ids) for ids in prompts], device=device),
-        response_ids=pad_right([row.ids for row in rows], torch.long).to(device),
-        response_lengths=torch.tensor([len(row.ids) for row in rows], device=device),
-        response_mask=pad_right([row.sampled for row in rows], torch.bool).to(device),
-        rollout_log_probs=pad_right([row.log_probs for row in rows], float_type).to(device),
+        prompt_ids=pad_left(prompts),
+        prompt_lengths=torch.tensor([len(ids) for ids in prompts]),
+        response_ids=pad_right([row.ids for row in rows], torch.long),
+        response_lengths=torch.tensor([len(row.ids) for row in rows]),
+        response_mask=pad_right([row.sampled for row in rows], torch.bool),
+        rollout_log_probs=pad_right([row.log_probs for row in rows], float_type),
         finish_reasons=tuple(row.finish for row in rows if row.finish is not None),
         calls=tool_calls_of([row.episode for row in rows]),
         turn_rewards=turn_rewards_of([row.episode for row in rows]),

@@ -98,7 +98,7 @@ class Sampler(Protocol):
         choice: Draw | Greedy,
         numbers: Sequence[int] | None = None,
     ) -> Rollout:
-        """Run every episode to its end; row i of the rollout is episode i.
+        """Run every episode to its end; row i of the rollout, which is on the CPU, is episode i.
 
         `numbers` are the rows' places among the rows of all processes (default: i). Random
         numbers are computed from them.
@@ -114,7 +114,9 @@ class DistributedSampler:
 
     def sync(self, weights: PreTrainedModel, version: int) -> None:
         """Pass on the weights; sharded ones are gathered first."""
-        self.sampler.sync(cast(PreTrainedModel, unsharded_model(weights)), version)
+        plain = cast(PreTrainedModel, unsharded_model(weights))
+        self.device = plain.device
+        self.sampler.sync(plain, version)
 
     def run(
         self,
@@ -122,9 +124,12 @@ class DistributedSampler:
         choice: Draw | Greedy,
         numbers: Sequence[int] | None = None,
     ) -> Rollout:
-        """Run this process's share of the episodes and gather the others'."""
+        """Run this process's share of the episodes and gather the others', on the CPU.
+
+        Then the rollout goes to the device of the weights.
+        """
         numbers = range(len(episodes)) if numbers is None else numbers
         mine = own_rows(len(episodes))
         own, keys = episodes[mine.start : mine.stop], numbers[mine.start : mine.stop]
         parts = gather_results(lambda: self.sampler.run(own, choice, keys) if own else None)
-        return concat_rollouts([part for part in parts if part is not None])
+        return concat_rollouts([part for part in parts if part is not None]).to(self.device)

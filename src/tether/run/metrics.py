@@ -6,6 +6,7 @@ They hold tensors until the end of an iteration, so that measuring never waits f
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 Number = float | int | Tensor
@@ -36,12 +37,19 @@ class Sum:
         return float(self.total)
 
 
+def _larger(one: Number, other: Number) -> Number:
+    """Return the larger number; of two tensors on a GPU without waiting for them."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.where(other > one, other, one)
+    return max(float(one), float(other))
+
+
 @dataclass(frozen=True)
 class Max:
     top: Number
 
     def merge(self, other: "Max") -> "Max":
-        return Max(max(float(self.top), float(other.top)))
+        return Max(_larger(self.top, other.top))
 
     def value(self) -> float:
         return float(self.top)
@@ -52,7 +60,7 @@ class Min:
     bottom: Number
 
     def merge(self, other: "Min") -> "Min":
-        return Min(min(float(self.bottom), float(other.bottom)))
+        return Min(-_larger(-self.bottom, -other.bottom))
 
     def value(self) -> float:
         return float(self.bottom)

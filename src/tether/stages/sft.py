@@ -107,16 +107,14 @@ def collate(
     """Return the rows as a rectangle, and the mask of the tokens that are learnt."""
     joined = join_pairs([(c.prompt_ids, c.response_ids) for c in conversations])
     mask = pad_right([c.loss_mask for c in conversations], torch.bool)
-    parts = (joined.ids, joined.prompt_lengths, joined.response_lengths)
-    ids, prompt_lengths, response_lengths = (part.to(device) for part in parts)
-    return Sequences(ids, prompt_lengths, response_lengths), mask.to(device)
+    return joined.to(device), mask.to(device)
 
 
 def like_lengths(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " some"]]:
     """Return the row numbers of each backward: all in order if they fit, else groups of like
     length."""
     if sequences.ids.numel() <= max_tokens:
-        return [torch.arange(len(sequences.ids), device=sequences.ids.device)]
+        return [torch.arange(len(sequences.ids))]
     return microbatches(sequences, max_tokens)
 
 

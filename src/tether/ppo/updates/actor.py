@@ -102,8 +102,10 @@ def actor_loss(
     policy loss - entropy_coef x entropy + in_loss.coef x KL to the reference
     """
     actor, config = objective.roles.actor, objective.config
-    mask, weights = batch.response_mask, batch.weights
-    new_log_probs, entropies = actor.log_probs_and_entropies(states, batch.sequences, mask)
+    weights = batch.weights
+    new_log_probs, entropies = actor.log_probs_and_entropies(
+        states, batch.sequences, batch.host_mask
+    )
     # The ratio's bounds would make an infinity look like a number; the loss must show it.
     new_log_probs = torch.where(new_log_probs.isfinite(), new_log_probs, torch.nan)
     policy = policy_loss(
@@ -149,7 +151,7 @@ def exact_kl(
     """Return KL(pi_old || pi_new) per token, summed over the vocabulary."""
     with torch.no_grad():
         old_states = old_policy.states(batch.sequences)
-    return actor.full_kl(old_policy.head, old_states, actor.head, states, batch.response_mask)
+    return actor.full_kl(old_policy.head, old_states, actor.head, states, batch.host_mask)
 
 
 def kl_to_reference(
@@ -162,7 +164,7 @@ def kl_to_reference(
     settings, reference = objective.config.kl.in_loss, objective.roles.reference
     mask = batch.response_mask
     if settings.estimator == "full":
-        return reference.full_kl(objective.roles.actor, states, batch.sequences, mask)
+        return reference.full_kl(objective.roles.actor, states, batch.sequences, batch.host_mask)
     if settings.level == "sequence":
         return sequence_k2(new_log_probs, batch.old_log_probs, batch.ref_log_probs, mask)
     kl = estimate_kl(settings.estimator, new_log_probs, batch.ref_log_probs, mask)

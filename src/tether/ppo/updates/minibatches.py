@@ -25,6 +25,7 @@ from tether.dist.collectives import all_reduce_sum, gather
 from tether.dist.world import world
 from tether.ppo.optimizer import Optimizer
 from tether.run.metrics import Event, Last, Mean, Meter
+from tether.support.transfer import to_device
 from tether.types import Experience, Minibatch
 
 
@@ -48,7 +49,8 @@ class UpdateReport:
     ) -> None:
         """Overwrite these rows' log-probs where their mask is True."""
         assert self.new_log_probs is not None
-        mask, place = batch.response_mask, (batch.rows, slice(new_log_probs.shape[1]))
+        rows = to_device(batch.rows, new_log_probs.device)
+        mask, place = batch.response_mask, (rows, slice(new_log_probs.shape[1]))
         self.new_log_probs[place] = torch.where(mask, new_log_probs, self.new_log_probs[place])
 
     def gather(self, own: Bool[Tensor, " rows"]) -> None:
@@ -99,7 +101,7 @@ class OptimizerStep:
         for batch in split_minibatch(
             self.minibatch, schedule.microbatch_tokens, schedule.max_cells
         ):
-            self.own[batch.counted_rows.cpu()] = True
+            self.own[batch.counted_rows] = True
             self._record_shared(batch)
             yield batch
 
@@ -159,7 +161,7 @@ def optimizer_steps(
         minibatch = make_minibatch(
             experience, rows, schedule.aggregation, schedule.max_response_tokens
         )
-        if not minibatch.response_mask.any():
+        if not minibatch.host_mask.any():
             report.event("empty_minibatch", f"no token of {role} step {steps} counts; skipped")
             continue
         own[rows] = False
@@ -203,12 +205,13 @@ def make_minibatch(
 ) -> Minibatch:
     """Select these rows, and compute the weight of each of their cells in the minibatch's loss."""
     e, mask = experience, experience.response_mask
-    rows = rows.to(mask.device)
+    here = to_device(rows, mask.device)
     everything = Minibatch(
-        rows=torch.arange(len(e), device=mask.device),
+        rows=torch.arange(len(e)),
         sequences=e.sequences,
         weights=torch.zeros_like(e.old_log_probs),
         response_mask=mask,
+        host_mask=mask.cpu(),
         old_log_probs=e.old_log_probs,
         ref_log_probs=e.ref_log_probs,
         values=e.values,
@@ -216,8 +219,8 @@ def make_minibatch(
         policy_advantages=e.policy_advantages,
         correction_weights=e.correction_weights,
     )
-    everything.weights[rows] = cell_weights(
-        aggregation, mask[rows], max_response_tokens, e.old_log_probs.dtype
+    everything.weights[here] = cell_weights(
+        aggregation, mask[here], max_response_tokens, e.old_log_probs.dtype
     )
     return everything.select(rows)
 

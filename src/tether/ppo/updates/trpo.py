@@ -24,6 +24,7 @@ from tether.models.policy import Policy
 from tether.ppo.roles import Roles
 from tether.ppo.updates.minibatches import UpdateReport, make_minibatch, split_minibatch
 from tether.run.metrics import Last
+from tether.support.transfer import to_device
 from tether.types import Experience, Minibatch
 
 # Length of the finite difference in a Fisher product, relative to the length of the weights: large
@@ -106,7 +107,7 @@ class TrustRegion:
         self.microbatches = list(self._microbatches(experience, config))
         self.own = torch.zeros(len(experience), dtype=torch.bool)  # rows that this process reads
         for part in self.microbatches:
-            self.own[part.batch.counted_rows.cpu()] = True
+            self.own[part.batch.counted_rows] = True
         size = torch.stack([p.norm() for p in self.start]).norm()
         self.nudge = NUDGE * max(float(size), 1.0)
 
@@ -129,16 +130,20 @@ class TrustRegion:
     @torch.no_grad()
     def measure(self) -> tuple[float, float]:
         """Return (surrogate, mean KL(old || new)) at the present weights."""
-        sums = torch.zeros(3, dtype=torch.float64)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.mask.device)
         for part in self.microbatches:
             states = self.actor.states(part.batch.sequences)
             new_log_probs, entropies = self.actor.log_probs_and_entropies(
-                states, part.batch.sequences, part.batch.response_mask
+                states, part.batch.sequences, part.batch.host_mask
             )
-            sums[0] += float(self._surrogate(new_log_probs, part))
-            sums[1] += float(self._kl(states, part))
-            sums[2] += float(weighted_sum(entropies, part.token_weights))
-            place = (part.batch.rows, slice(new_log_probs.shape[1]))
+            means = (
+                self._surrogate(new_log_probs, part),
+                self._kl(states, part),
+                weighted_sum(entropies, part.token_weights),
+            )
+            sums += torch.stack([mean.double() for mean in means])
+            rows = to_device(part.batch.rows, self.mask.device)
+            place = (rows, slice(new_log_probs.shape[1]))
             self.new_log_probs[place] = torch.where(
                 part.batch.response_mask, new_log_probs, self.new_log_probs[place]
             )
@@ -152,7 +157,7 @@ class TrustRegion:
         for part in self.microbatches:
             states = self.actor.states(part.batch.sequences)
             new_log_probs, _ = self.actor.log_probs_and_entropies(
-                states, part.batch.sequences, part.batch.response_mask
+                states, part.batch.sequences, part.batch.host_mask
             )
             surrogate = self._surrogate(new_log_probs, part)
             gradient = gradient + _flat(torch.autograd.grad(surrogate, self.parameters))
@@ -183,7 +188,7 @@ class TrustRegion:
 
     def _kl(self, states: Float[Tensor, "rows response width"], part: _Microbatch) -> Tensor:
         per_token = self.actor.full_kl(
-            self.old_head, part.old_states, self.actor.head, states, part.batch.response_mask
+            self.old_head, part.old_states, self.actor.head, states, part.batch.host_mask
         )
         return weighted_sum(per_token, part.token_weights)
 
