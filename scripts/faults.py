@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="paste into docs/reliability.md")
     options = parser.parse_args()
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup every child would ignore it
     folder = Path(tempfile.mkdtemp(prefix="tether-faults-"))
     done = DoneRows(options.seed, options.share)
     bench = interruptions.Bench(make_world(folder / "world"), folder, options.seed)
