@@ -44,6 +44,8 @@ KINDS = {
         "rollout__max_turns": 3,
     },
 }
+# Rounding alone: two sharded CPUs are 0.09 (of a gradient's norm) from one CPU, GPUs here 0.12.
+BFLOAT16 = 0.2
 NOT_SHARDED = ("trpo",)
 SPREADS = {"alone": (1, "replicated"), "two": (2, "replicated"), "sharded": (2, "sharded")}
 IN_MAKE_TEST = [("two", "lora"), ("sharded", "clip")]
@@ -88,7 +90,7 @@ def test_an_iteration_on_gpus_has_the_numbers_of_cpus(config, tmp_path, spread, 
     assert lines(found[0]["run"], "events.jsonl") == lines(cpus, "events.jsonl")
     gpus, expected = (lines(run, "metrics.jsonl") for run in (found[0]["run"], cpus))
     assert len(gpus) == 1
-    assert difference(gpus, expected) < (0.05 if kind == "bfloat16" else 1e-3)
+    assert difference(gpus, expected) < (BFLOAT16 if kind == "bfloat16" else 1e-3)
     if size > 1:
         assert [one["current"] for one in found] == [0, 1]
         assert [str(one["device_id"]) for one in found] == [f"cuda:{rank}" for rank in range(size)]
