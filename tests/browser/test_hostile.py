@@ -176,6 +176,7 @@ def test_hostile_text_stays_text_on_the_page(watched_page, hostile):
     assert_all_shown(shown)
 
 
+@pytest.mark.long
 def test_hostile_text_stays_text_in_an_exported_folder(watched_page, hostile, tmp_path):
     folder, runs = hostile
     target = tmp_path / "exported"

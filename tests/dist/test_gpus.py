@@ -48,7 +48,7 @@ KINDS = {
 BFLOAT16 = 0.2
 NOT_SHARDED = ("trpo",)
 SPREADS = {"alone": (1, "replicated"), "two": (2, "replicated"), "sharded": (2, "sharded")}
-IN_MAKE_TEST = [("two", "lora"), ("sharded", "clip")]
+IN_MAKE_TEST = [("sharded", "clip")]
 ALL = [
     pytest.param(spread, kind, marks=[] if (spread, kind) in IN_MAKE_TEST else pytest.mark.long)
     for spread in SPREADS

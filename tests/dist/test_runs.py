@@ -106,7 +106,8 @@ IN_THREE = {
 }
 
 
-@pytest.mark.parametrize("change", first_or_all(IN_THREE))
+@pytest.mark.long
+@pytest.mark.parametrize("change", IN_THREE)
 def test_three_processes_train_as_one(ragged, change):
     config = changed(ragged, **IN_THREE[change])
     [one] = run_processes(1, train, at(config, "one"))
