@@ -27,6 +27,8 @@ from measure import machine, paste
 from tether.algo.random import uniform
 from tether.config.load import validate_config
 from tether.data.prompts import PromptSet
+from tether.errors import UserError
+from tether.models.locate import find_model
 from tether.ppo.iteration import run_iteration
 from tether.ppo.result import first_controls
 from tether.ppo.roles import build_roles
@@ -47,6 +49,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--write", action="store_true", help="paste into docs/performance.md")
     args = parser.parse_args()
+    try:
+        find_model(args.model)
+    except UserError as error:
+        sys.exit(str(error))
     context = multiprocessing.get_context("spawn")
     sides = {"all layers": None, f"top {LEARNING} layers": LEARNING}
     with tempfile.TemporaryDirectory() as folder:

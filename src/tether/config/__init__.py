@@ -58,6 +58,7 @@ from tether.config.rollout import (
 )
 from tether.config.run import (
     TOO_COARSE_TO_LEARN,
+    CurriculumSection,
     DataFile,
     DataFiles,
     DataSection,
@@ -91,6 +92,7 @@ __all__ = [
     "CorrectionSection",
     "CpiUpdate",
     "CriticSection",
+    "CurriculumSection",
     "DataFile",
     "DataFiles",
     "DataSection",

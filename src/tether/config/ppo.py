@@ -241,6 +241,15 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _one_thing_chooses_prompts(self) -> Config:
+        if self.data.curriculum is not None and self.rollout.dynamic_sampling is not None:
+            raise ValueError(
+                "data.curriculum and rollout.dynamic_sampling both choose the prompts of an "
+                "iteration; leave one out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_have_rows(self) -> Config:
         if self.advantage.traits.by_group and self.rollout.samples_per_prompt < 2:
             raise ValueError(

@@ -234,6 +234,30 @@ def _heldout_sets(value: Any) -> Any:
     return found
 
 
+class CurriculumSection(Section):
+    """Which prompts an iteration draws, by what they have scored so far."""
+
+    by: Literal["difficulty", "staleness"]
+    """draw those that are right now and then, or those that were not drawn for the longest time"""
+    solved: float = 1.0
+    """mean score of a prompt's responses from which on it counts as solved"""
+    failed: float = 0.0
+    """mean score at which nothing of it is solved"""
+    newest: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """weight of the newest draw in a prompt's running score"""
+    retire_after: NonNegativeInt = 2
+    """a prompt that was solved in so many draws on end is drawn no more; 0: it stays"""
+
+    @model_validator(mode="after")
+    def _solved_above_failed(self) -> CurriculumSection:
+        if self.solved <= self.failed:
+            raise ValueError(
+                f"solved is {self.solved:g}, but it must be above failed ({self.failed:g}); put the "
+                f"scores of a right and of a wrong response there"
+            )
+        return self
+
+
 class DataSection(Section):
     """Prompts: rows of JSON lines, CSV or parquet; other columns go to the reward."""
 
@@ -257,6 +281,8 @@ class DataSection(Section):
     """a longer prompt is refused before training, by row"""
     shuffle: bool = True
     """a new order in each pass over the data; false: file order"""
+    curriculum: CurriculumSection | None = None
+    """draw prompts by difficulty or staleness and retire solved ones; null = pass over the data"""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """what to do with a malformed row: stop before training, or skip it; both name its line"""
 
@@ -265,6 +291,15 @@ class DataSection(Section):
         if self.system_prompt is not None and not self.chat_template:
             raise ValueError(
                 "system_prompt needs the chat template, and chat_template is false; leave one out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _curriculum_has_one_file(self) -> DataSection:
+        if self.curriculum is not None and len(self.files("train")) > 1:
+            raise ValueError(
+                "curriculum chooses prompts by their scores and train by the weights of its files; "
+                "put all rows into one file, or leave curriculum out"
             )
         return self
 

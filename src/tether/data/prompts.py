@@ -206,6 +206,10 @@ class PromptSet:
 
         return self._pick(row(position) for position in range(start, start + count))
 
+    def rows(self, rows: Iterable[int]) -> Prompts:
+        """Return prompts by their number in this set."""
+        return self._pick(rows)
+
     def _pick(self, rows: Iterable[int]) -> Prompts:
         rows, p = list(rows), self.prompts
         return Prompts(**{name: [getattr(p, name)[i] for i in rows] for name in vars(p)})

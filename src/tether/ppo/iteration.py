@@ -76,6 +76,7 @@ def run_iteration(
         controls=controls,
         prompts=batch.prompts,
         dropped=batch.dropped,
+        drawn=batch.drawn,
         rollout=made.rollout,
         scores=made.scores,
         greedy_scores=greedy_scores,

@@ -13,6 +13,7 @@ from tether.algo.kl import adaptive_beta, k1
 from tether.algo.masked import explained_variance, masked_sum
 from tether.config import Config, PenaltyUpdate
 from tether.config.algorithm import AnyUpdate
+from tether.data.curriculum import Curriculum
 from tether.errors import RunStopped
 from tether.ppo.experience import record_mismatch
 from tether.ppo.updates.minibatches import UpdateReport
@@ -27,6 +28,7 @@ class Controls:
     beta: float  # weight of the KL to the reference in the reward
     penalty_coef: float  # weight of the KL to the old policy in PPO-Penalty's loss
     prompts_drawn: int = 0  # of the data so far, where dynamic sampling draws varying numbers
+    curriculum: Curriculum | None = None  # what is known of each prompt, by `data.curriculum`
 
     def applied_to(self, update: AnyUpdate) -> AnyUpdate:
         """Return the update with the coefficient of this iteration in place of the first one."""
@@ -103,6 +105,7 @@ class Outcome:
     events: list[Event]
     seconds: Mapping[str, float]
     dropped: DroppedGroups | None = None  # by dynamic sampling
+    drawn: list[int] | None = None  # by the curriculum: which training prompts
 
     @property
     def no_progress(self) -> bool:
@@ -166,6 +169,10 @@ class Outcome:
             meter.record("critic/explained_variance", Last(explained))
         if dropped is not None:
             dropped.record(meter)
+        curriculum = self._next_curriculum()
+        if curriculum is not None:
+            for name, share in curriculum.metrics().items():
+                meter.record(name, Last(share))
         if isinstance(config.actor.update, PenaltyUpdate):
             meter.record("actor/penalty_coef", Last(self.controls.penalty_coef))
         return {**meter.values(), **self.critic.meter.values(), **self.actor.meter.values()}
@@ -181,7 +188,15 @@ class Outcome:
             penalty_coef=self.controls.penalty_coef if coef is None else coef,
             prompts_drawn=self.controls.prompts_drawn
             + (self.dropped.prompts if self.dropped else 0),
+            curriculum=self._next_curriculum(),
         )
+
+    def _next_curriculum(self) -> Curriculum | None:
+        curriculum, drawn = self.controls.curriculum, self.drawn
+        if curriculum is None or drawn is None:
+            return None
+        scores = self.scores
+        return curriculum.after(self.iteration, drawn, scores.values, scores.scored)
 
     def timings(self) -> dict[str, float]:
         """Return seconds per stage and tokens per second: what differs from machine to machine."""

@@ -31,32 +31,38 @@ class Batch:
     scores: Scores
     events: list[Event]
     dropped: DroppedGroups | None = None  # by dynamic sampling; None where there is none
+    drawn: list[int] | None = None  # by the curriculum: which training prompts; None without one
 
 
 def sample_batch(
     iteration: int, controls: Controls, roles: Roles, config: Config, clock: Clock
 ) -> Batch:
-    """Sample a response to each row's prompt and score it, by `rollout.dynamic_sampling`."""
+    """Sample a response to each row's prompt and score it: prompts follow in the data's order, or
+    by `data.curriculum`, or until the batch is full by `rollout.dynamic_sampling`."""
     roles.sampler.sync(roles.actor.model, iteration)
-    if config.rollout.dynamic_sampling is None:
-        count = config.rollout.prompts
-        batch = _round(iteration, iteration * count, count, "token", roles, config, clock)
-    else:
+    count = config.rollout.prompts
+    if config.rollout.dynamic_sampling is not None:
         batch = _refill(iteration, controls.prompts_drawn, roles, config, clock)
+    elif controls.curriculum is not None:
+        drawn = controls.curriculum.draw(iteration, count, config.seed)
+        prompts = roles.train_prompts.rows(drawn)
+        batch = _round(iteration, prompts, "token", roles, config, clock)
+        batch = replace(batch, drawn=drawn)
+    else:
+        prompts = _window(iteration * count, count, roles, config)
+        batch = _round(iteration, prompts, "token", roles, config, clock)
     return replace(batch, scores=shape_overlong(batch.scores, batch.rollout, config))
 
 
+def _window(start: int, count: int, roles: Roles, config: Config) -> Prompts:
+    """Return `count` prompts of the stream from `start` on."""
+    return roles.train_prompts.window(start, count, config.seed, config.data.shuffle)
+
+
 def _round(
-    iteration: int,
-    start: int,
-    count: int,
-    purpose: str,
-    roles: Roles,
-    config: Config,
-    clock: Clock,
+    iteration: int, prompts: Prompts, purpose: str, roles: Roles, config: Config, clock: Clock
 ) -> Batch:
-    """Sample and score `count` prompts of the stream from `start` on, all responses of each."""
-    prompts = roles.train_prompts.window(start, count, config.seed, config.data.shuffle)
+    """Sample and score all responses to each prompt."""
     prompts = prompts.repeat(config.rollout.samples_per_prompt)
     episodes = roles.episodes(prompts)
     prompts = told_prompts(prompts, episodes)
@@ -85,8 +91,8 @@ def _refill(iteration: int, start: int, roles: Roles, config: Config, clock: Clo
     spread: list[Tensor] = []
     while len(rounds) < settings.max_rounds and sum(map(_count, spread)) < wanted:
         purpose = f"token {len(rounds)}" if rounds else "token"
-        at = start + len(rounds) * size
-        rounds.append(_round(iteration, at, size, purpose, roles, config, clock))
+        prompts = _window(start + len(rounds) * size, size, roles, config)
+        rounds.append(_round(iteration, prompts, purpose, roles, config, clock))
         spread.append(groups_with_spread(rounds[-1].scores, samples))
     found = _joined(rounds)
     chosen = torch.cat(spread).nonzero().squeeze(1)[:wanted]

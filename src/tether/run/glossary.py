@@ -124,6 +124,14 @@ METRICS: dict[str, Entry] = {
         "only)",
         "They are not trained on. Near 1: the prompts are too easy or too hard.",
     ),
+    "curriculum/drawn_share": Entry(
+        "share of the training prompts that have been drawn so far (`data.curriculum` only)",
+        "Below 1 for long: there are more prompts than the run can see.",
+    ),
+    "curriculum/retired_share": Entry(
+        "share of the training prompts that are solved and drawn no more (`data.curriculum` only)",
+        "At 1 the run ends: there is nothing left to learn from these prompts.",
+    ),
     "actor/penalty_coef": Entry(
         "weight of the KL from the old policy in this iteration's loss (`penalty` only)",
         "Halved and doubled so that the KL stays near `actor.update.target`. Doubling without end: "

@@ -58,12 +58,20 @@ class RunWriter:
         except OSError as error:
             raise self._cannot_write(path, error) from None
 
-    def prompts(self, iteration: int, sha256: str, window: tuple[int, int] | None = None) -> None:
-        """Write the digest of the prompts' token ids, which a resume compares; `window` says which
-        they are, where the iteration does not."""
+    def prompts(
+        self,
+        iteration: int,
+        sha256: str,
+        window: tuple[int, int] | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        """Write the digest of the prompts' token ids, which a resume compares; `window` or `rows`
+        says which they are, where the iteration does not."""
         if PROMPTS not in self.files:
             self.files[PROMPTS] = self._open(PROMPTS)
         where = {} if window is None else {"window": list(window)}
+        if rows is not None:
+            where = {"rows": list(rows)}
         self._append(PROMPTS, {"iteration": iteration, "sha256": sha256, **where})
 
     def iteration(
@@ -154,7 +162,11 @@ class NoWriter:
         self.directory = directory
 
     def prompts(
-        self, iteration: int, sha256: str, window: tuple[int, int] | None = None
+        self,
+        iteration: int,
+        sha256: str,
+        window: tuple[int, int] | None = None,
+        rows: Sequence[int] | None = None,
     ) -> None: ...
 
     def iteration(

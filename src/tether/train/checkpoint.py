@@ -64,6 +64,7 @@ CRITIC = "critic.safetensors"
 REFERENCE = "reference.safetensors"
 ACTOR_OPTIMIZER = "actor_optimizer.safetensors"
 CRITIC_OPTIMIZER = "critic_optimizer.safetensors"
+CURRICULUM = "curriculum.safetensors"
 
 
 @dataclass(frozen=True)

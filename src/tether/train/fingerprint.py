@@ -201,17 +201,18 @@ def prompts_digest(ids: Sequence[Sequence[int]]) -> str:
 
 
 def changed_row_ids(
-    run: Path, draw: Callable[[int, tuple[int, int] | None], Iterable[Sequence[int]]]
+    run: Path,
+    draw: Callable[[int, tuple[int, int] | None, list[int] | None], Iterable[Sequence[int]]],
 ) -> list[str]:
     """Draw the rows of past iterations again; their token ids must be those that were drawn then.
 
-    `draw` returns the ids of an iteration's rows, from its number and, if the line has one, its
-    window on the data: start and count.
+    `draw` returns the ids of an iteration's rows, from its number and, if the line has them, its
+    window on the data (start and count) or the prompts that a curriculum drew.
     """
     for line in read_lines(run / PROMPTS)[-PROMPTS_COMPARED:]:
         iteration, window = line.get("iteration"), _window(line.get("window"))
-        known = type(iteration) is int
-        if not known or prompts_digest([*draw(iteration, window)]) != line.get("sha256"):
+        rows, known = _rows(line.get("rows")), type(iteration) is int
+        if not known or prompts_digest([*draw(iteration, window, rows)]) != line.get("sha256"):
             return [f"the token ids of the prompts of iteration {iteration}"]
     return []
 
@@ -220,6 +221,12 @@ def _window(given: Any) -> tuple[int, int] | None:
     """Return a window that the file holds, None for anything else."""
     sound = isinstance(given, list) and len(given) == 2 and all(type(n) is int for n in given)
     return (given[0], given[1]) if sound and min(given) >= 0 else None
+
+
+def _rows(given: Any) -> list[int] | None:
+    """Return the rows that the file holds, None for anything else."""
+    sound = isinstance(given, list) and all(type(n) is int and n >= 0 for n in given)
+    return given if sound else None
 
 
 def first_version_inputs(

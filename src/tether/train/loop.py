@@ -108,7 +108,12 @@ class Loop(Generic[E]):
         if iterated.rollouts:
             writer.rollouts(record.iteration, iterated.rollouts)
         if iterated.prompts_sha256 is not None:
-            writer.prompts(record.iteration, iterated.prompts_sha256, iterated.prompts_window)
+            writer.prompts(
+                record.iteration,
+                iterated.prompts_sha256,
+                iterated.prompts_window,
+                iterated.prompts_rows,
+            )
         writer.iteration(record.iteration, record.metrics, record.timings)
         writer.events(record.iteration, record.events)
         self._warn([*iterated.notices, *self.trackers.ended()])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tether import assets
 from tether.config import Config, LaunchSection, OwnTool, SearchTool
+from tether.data.curriculum import begin_curriculum
 from tether.data.probe import read_probe
 from tether.data.prompts import OnProgress
 from tether.dist.interrupt import Interrupt
@@ -37,6 +38,7 @@ from tether.train.checkpoint import (
     ACTOR_OPTIMIZER,
     CRITIC,
     CRITIC_OPTIMIZER,
+    CURRICULUM,
     REFERENCE,
     learnt_file,
     load_roles,
@@ -44,6 +46,7 @@ from tether.train.checkpoint import (
     read_controls,
     read_state,
 )
+from tether.train.checkpoint_files import read_tensors
 from tether.train.fingerprint import changed_row_ids, model_files, prompts_digest
 from tether.train.notices import NoiseNotice
 from tether.train.training import Contents, Evaluated, Iterated, Result, SavedModel, is_due
@@ -155,7 +158,8 @@ class PPOTraining:
 
     def __init__(self, config: Config, roles: Roles, python_reward: bool = False) -> None:
         self.config, self.roles, self.python_reward = config, roles, python_reward
-        self.controls = first_controls(config)
+        curriculum = begin_curriculum(config, len(roles.train_prompts))
+        self.controls = replace(first_controls(config), curriculum=curriculum)
         self.pretrained: Pretrained | None = None  # where critic.pretrain asks for it
         self.noise = NoiseNotice()
         self.plan = make_plan(config, roles)
@@ -193,7 +197,11 @@ class PPOTraining:
         config, prompts = self.config, self.roles.train_prompts
         size, shuffle = config.rollout.prompts, config.data.shuffle
 
-        def drawn(iteration: int, window: tuple[int, int] | None) -> Sequence[Sequence[int]]:
+        def drawn(
+            iteration: int, window: tuple[int, int] | None, rows: list[int] | None
+        ) -> Sequence[Sequence[int]]:
+            if rows is not None:
+                return prompts.rows(row for row in rows if row < len(prompts)).ids
             start, count = window or (iteration * size, size)
             return prompts.window(start, count, config.seed, shuffle).ids
 
@@ -258,6 +266,7 @@ class PPOTraining:
             rollouts=rollout_rows(outcome, roles.vocabulary, config) if is_logged else (),
             prompts_sha256=prompts_digest(drawn),
             prompts_window=window,
+            prompts_rows=outcome.drawn,
             notices=self.noise.read(metrics),
             no_progress=_reason(outcome) if outcome.no_progress else None,
             outcome=outcome,
@@ -301,7 +310,11 @@ class PPOTraining:
                 tensors[name] = saved
         if roles.critic_optimizer is not None:
             tensors[CRITIC_OPTIMIZER] = roles.critic_optimizer.state()
-        state = {"controls": asdict(self.controls), **roles.reward.state()}
+        controls, curriculum = asdict(self.controls), self.controls.curriculum
+        del controls["curriculum"]  # which has tensors
+        if curriculum is not None:
+            tensors[CURRICULUM] = curriculum.state()
+        state = {"controls": controls, **roles.reward.state()}
         if self.pretrained is not None:
             state["pretrained"] = asdict(self.pretrained)
         return Contents(models, tensors, state)
@@ -309,7 +322,10 @@ class PPOTraining:
     def load(self, checkpoint: Path) -> None:
         load_roles(checkpoint, self.roles, self.config)
         state = read_state(checkpoint)
-        self.controls = read_controls(state)
+        curriculum = self.controls.curriculum
+        if curriculum is not None:
+            curriculum = curriculum.with_state(read_tensors(checkpoint / CURRICULUM))
+        self.controls = replace(read_controls(state), curriculum=curriculum)
         if "pretrained" in state:
             self.pretrained = Pretrained.from_state(state["pretrained"])
 

@@ -41,6 +41,7 @@ class Iterated:
     prompts_sha256: str | None = None  # of the prompts' token ids, which a resume compares
     # Where in the data they are, and how many, if that does not follow from the iteration.
     prompts_window: tuple[int, int] | None = None
+    prompts_rows: Sequence[int] | None = None  # by a curriculum
     notices: Sequence[Event] = ()  # signs that nothing can be learnt any more
     no_progress: str | None = None  # why no step was taken: numbers that were not finite
     outcome: Outcome | None = None  # its tensors, in PPO
