@@ -1,4 +1,4 @@
-"""Prompts drawn by what they scored: weights, draws and retirement by hand, and resume bit for bit."""
+"""Prompts drawn by what they scored: weights, draws, retirement by hand, resume bit for bit."""
 
 import json
 import os
@@ -143,7 +143,7 @@ def test_data_that_changed_under_a_curriculum_is_refused(recipe, tmp_path):
     )
     tether.train(config, reward=solved_if_odd)
     data.write_text(data.read_text().replace('"p', '"q'))
-    with pytest.raises(UserError, match="data.train"):
+    with pytest.raises(UserError, match=r"data\.train"):
         tether.train(changed(config, train__iterations=2), reward=solved_if_odd, resume=True)
 
 

@@ -252,8 +252,8 @@ class CurriculumSection(Section):
     def _solved_above_failed(self) -> CurriculumSection:
         if self.solved <= self.failed:
             raise ValueError(
-                f"solved is {self.solved:g}, but it must be above failed ({self.failed:g}); put the "
-                f"scores of a right and of a wrong response there"
+                f"solved is {self.solved:g}, but it must be above failed ({self.failed:g}); put "
+                f"the scores of a right and of a wrong response there"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Prompts that pay: an iteration's prompts drawn by what each has scored so far, solved ones retired.
+"""Prompts that pay: drawn by what each has scored so far, solved ones retired.
 
 The state is three numbers per training prompt. A draw depends on them and on its key alone, so a
 resumed run draws what the run would have drawn.
@@ -40,9 +40,10 @@ class Curriculum:
 
         By difficulty: 4 p (1 - p), at least 0.05, where p is the running score's place between
         `failed` and `solved`; a prompt never drawn has 1. With scores of 0 and 1 that is the
-        variance of a response's score, which the policy gradient is made of (Rutherford et al. 2024,
-        arXiv 2408.15099; for language models Foster et al. 2025, arXiv 2502.12272). By staleness:
-        the iterations since it was drawn (Jiang et al. 2021, arXiv 2010.03934, equation 2).
+        variance of a response's score, which the policy gradient is made of (Rutherford et al.
+        2024, arXiv 2408.15099; for language models Foster et al. 2025, arXiv 2502.12272). By
+        staleness: the iterations since it was drawn (Jiang et al. 2021, arXiv 2010.03934,
+        equation 2).
         """
         if self.settings.by == "staleness":
             return (iteration - self.drawn_at).astype(float)
@@ -60,10 +61,10 @@ class Curriculum:
         """
         if self.retired.all():
             raise RunStopped(
-                f"All {len(self.score)} training prompts scored {self.settings.solved:g} or more in "
-                f"data.curriculum.retire_after = {self.settings.retire_after} draws on end, so there "
-                f"is nothing left to draw. Use other prompts, or retire_after 0, which draws solved "
-                f"ones too."
+                f"All {len(self.score)} training prompts scored {self.settings.solved:g} or more "
+                f"in data.curriculum.retire_after = {self.settings.retire_after} draws on end, so "
+                f"there is nothing left to draw. Use other prompts, or retire_after 0, which draws "
+                f"solved ones too."
             )
         rows = np.arange(len(self.score))
         u = uniform(seed, "curriculum", iteration, rows).numpy()
@@ -81,7 +82,7 @@ class Curriculum:
     ) -> "Curriculum":
         """Return the state after an iteration.
 
-        Shapes: rows are the drawn prompts times samples_per_prompt, rows of one prompt side by side.
+        Shapes: rows are the drawn prompts times samples_per_prompt, those of a prompt side by side.
         A prompt none of whose rows has a score keeps what it had.
         """
         values = scores.double().cpu().view(len(drawn), -1)
@@ -123,8 +124,8 @@ def begin_curriculum(config: Config, prompts: int) -> Curriculum | None:
         return None
     if prompts < wanted:
         raise UserError(
-            f"data.curriculum draws different prompts, but data.train has {prompts} and an iteration "
-            f"takes rollout.prompts = {wanted}; write at most {prompts}."
+            f"data.curriculum draws different prompts, but data.train has {prompts} and an "
+            f"iteration takes rollout.prompts = {wanted}; write at most {prompts}."
         )
     return Curriculum(
         settings,
