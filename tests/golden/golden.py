@@ -31,8 +31,8 @@ from tether import api
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "golden.json"
-# Of a stored metric on another processor, in units of max(1, |metric|); conjugate gradients multiply
-# the rounding of their products.
+# Of a stored metric on another processor, in units of max(1, |metric|). Conjugate gradients
+# multiply the rounding of their products.
 TOLERANCE = 1e-5
 TOLERANCE_OF = {"trpo": 1e-3}
 CHARACTERS = "0123456789+-=?abcdefgh[]"
