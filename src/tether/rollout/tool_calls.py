@@ -35,7 +35,8 @@ class ToolError(Exception):
 
     def __init__(self, shown: str, error: str, fault: Fault) -> None:
         super().__init__(error)
-        self.shown, self.fault = shown, fault
+        self.shown = shown
+        self.fault: Fault = fault
 
 
 @dataclass(frozen=True)
