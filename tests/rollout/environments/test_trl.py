@@ -9,7 +9,7 @@ from helpers import table, tiny_llama
 
 from rollout.talk import say, settings
 from rollout.tools.test_functions import CHATML, LLAMA, QWEN, call
-from tether.config import DataSection
+from tether.config import DataSection, map_paths
 from tether.data.chat_templates import offer_tools
 from tether.data.messages import render_prompt
 from tether.errors import UserError
@@ -19,6 +19,7 @@ from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Greedy
 from tether.rollout.tools.build import build_episode_source
 from tether.rollout.turns import close_all
+from tether.run.trust import code_and_addresses
 from tether.support.user_code import import_file
 from tether.types import EnvironmentState, Prompts
 
@@ -540,3 +541,26 @@ def test_a_reward_sees_attributes_that_are_plain_data():
             self.long = "x" * 200_000
 
     assert plain_state(Anything()) == {"count": 3, "words": ["a", "b"], "reward": 0.5}
+
+
+@table(
+    "arguments, changed, fields",
+    [
+        ({"class": "a.py:A"}, {"class": "/b/a.py:A"}, ["class"]),
+        (
+            {"classes": {"x": "a.py:A", "y": "c.py:C"}, "size": 3},
+            {"classes": {"x": "/b/a.py:A", "y": "/b/c.py:C"}, "size": 3},
+            ["classes.x", "classes.y"],
+        ),
+    ],
+)
+def test_a_runs_files_are_those_of_its_classes(arguments, changed, fields):
+    """Relative to the recipe, part of the run's fingerprint, and refused in a copied run."""
+    rollout = {"environment": {"kind": "trl", "arguments": arguments}}
+    moved = map_paths({"rollout": rollout}, lambda path: f"/b/{path}")["rollout"]["environment"]
+    assert moved == {"kind": "trl", "arguments": changed}
+    named = [arguments["class"]] if "class" in arguments else list(arguments["classes"].values())
+    assert settings(**rollout, tools=[]).environment.code == named
+    prefix = "rollout.environment.arguments"
+    found = list(code_and_addresses({"rollout": rollout}))
+    assert found == [(f"{prefix}.{f}", kind) for f, kind in zip(fields, named, strict=True)]
