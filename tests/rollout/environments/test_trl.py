@@ -471,7 +471,7 @@ def test_a_row_is_of_the_class_that_its_column_names_and_reads_only_its_tools(
     built = source(
         {"classes": {"count": "Counter", "add": "Adder"}}, data=DataSection(train="environment")
     )
-    columns = [{"environment": "count"}, {"environment": "add"}, {"environment": "sub"}]
+    columns = [{"environment": "count"}, {"environment": "add"}, {"environment": ["sub"]}]
     prompts = Prompts(["a"] * 3, [[1]] * 3, columns, [0, 1, 2], [""] * 3, [None] * 3)
     count, add, wrong = built.episodes(prompts)
     assert '"increment"' in byte_tokenizer.decode(count.prompt_ids)
@@ -480,7 +480,7 @@ def test_a_row_is_of_the_class_that_its_column_names_and_reads_only_its_tools(
     assert '"add"' in byte_tokenizer.decode(add.prompt_ids)
     assert say(add, turn(call("add", {"amount": 4}))) == shown(4)
     assert "environment" not in count.steps.instance.seen
-    assert wrong.calls[0].error == "the row's column 'environment' is 'sub'; it must be one of count, add"  # fmt: skip # noqa: E501
+    assert wrong.calls[0].error == "the row's column 'environment' is ['sub']; it must be one of count, add"  # fmt: skip # noqa: E501
     close_all([count, add])
     assert add.turn_rewards == ()  # Adder has no `get_reward`
     assert not built.gives_rewards

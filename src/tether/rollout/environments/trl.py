@@ -60,6 +60,7 @@ from tether.support.user_code import load_user_code
 from tether.types import Call, EnvironmentState, Prompts
 
 RESERVED = ("reset", "get_reward")  # public methods that are not tools
+NOT_A_TOOL = ", a tool unless its name begins with _,"
 ROUTE = "environment"  # the column that names a row's class, where there are several
 MAX_STATE = 100_000  # characters of JSON; a longer attribute is not handed to the reward
 
@@ -87,16 +88,15 @@ class TrlClasses:
         if None in self.by_name:
             return None
         name = columns.get(ROUTE)
-        if name not in self.by_name:
+        if not isinstance(name, str) or name not in self.by_name:
             known = ", ".join(str(one) for one in self.by_name)
             raise WrongResult(f"the row's column {ROUTE!r} is {name!r}; it must be one of {known}")
         return name
 
     def tokenizer_of(self, columns: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:
         """Return the tokenizer that renders the row's prompt; None where all rows share one."""
-        if None in self.by_name or columns.get(ROUTE) not in self.shown_to:
-            return None
-        return self.shown_to[columns[ROUTE]]
+        name = columns.get(ROUTE)
+        return self.shown_to.get(name) if isinstance(name, str) else None
 
 
 class TrlHandler(StepHandler):
@@ -271,11 +271,10 @@ def _load_class(kind: object, arguments: Mapping[str, Any], where: str) -> TrlCl
     if "reset" not in methods:
         raise UserError(f"{where} has no method 'reset'.")
     schemas = {
-        name: read_schema(method, f"{where}: its public method {name!r}, a tool unless its name "
-                          f"begins with _,")
+        name: read_schema(method, f"{where}: its public method {name!r}{NOT_A_TOOL}")
         for name, method in methods.items()
         if name not in RESERVED
-    }  # fmt: skip
+    }
     return TrlClass(make, schemas, "get_reward" in methods)
 
 
