@@ -62,14 +62,16 @@ def with_demo_table(text: str) -> str:
 @cache
 def output_of(command: str) -> str:
     """What `tether …` prints; run in this process, so that torch is imported once. What a plan says
-    of the machine at hand, its free memory and its speed, is left out."""
+    of the machine at hand, its free memory and its speed, is left out; bfloat16 takes the memory
+    that it takes on most processors."""
     from tether.cli.main import app
 
     program, *arguments = shlex.split(command)
     if program != "tether":
         raise SystemExit(f"Only tether's own commands are run, not {command!r}.")
     runner = CliRunner(env={"COLUMNS": COLUMNS})
-    with mock.patch("tether.planning.preview.this_machine", return_value=None):
+    no_machine = mock.patch("tether.planning.preview.this_machine", return_value=None)
+    with no_machine, mock.patch("tether.models.precision.NATIVE", False):
         result = runner.invoke(app, arguments, catch_exceptions=False)
     if result.exit_code != 0:
         raise SystemExit(f"{command!r} ended with exit code {result.exit_code}:\n{result.output}")

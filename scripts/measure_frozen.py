@@ -158,14 +158,10 @@ def report(
             for what, (a, b) in rows.items()
         ),
         f"{'peak memory, MiB':32}{memory[0]:14.0f}{memory[1]:14.0f}   {ratios['memory']:.0%}",
-        f"Median of {args.rounds} rounds, taken in turns. {capability()}",
+        f"Median of {args.rounds} rounds, taken in turns.",
         machine(),
     ]
     return lines, ratios
-
-
-def capability() -> str:
-    return f"Processor: {torch.backends.cpu.get_cpu_capability()}."
 
 
 if __name__ == "__main__":

@@ -152,10 +152,9 @@ def short_table(rows: list[Row], language: str) -> list[str]:
 
 def write_pages(outcomes: list[Outcome]) -> None:
     rows = [row for outcome in outcomes for row in outcome.rows]
-    capability = torch.backends.cpu.get_cpu_capability()
     below = {
-        "en": f"Measured {machine()[:-1]}, {capability}, one thread.",
-        "zh": f"测于 {machine()[:-1]},{capability},单线程。",
+        "en": f"Measured {machine()[:-1]}, one thread.",
+        "zh": f"测于 {machine()[:-1]},单线程。",
     }
     drawn = draw(outcomes)
     for language, (page, readme) in PAGES.items():

@@ -94,6 +94,7 @@ RUNS = {
         "train__iterations": 2,
     },
     "dynamic": {"advantage__estimator": "grpo", "rollout__dynamic_sampling": {"max_rounds": 2}},
+    "curriculum": {"data__curriculum": {"by": "staleness"}},
     "shared trunk": {"critic": {"shared_trunk": True}},
     "corrected": {"rollout__correction": {"kind": "sequence"}},
     "tools": {

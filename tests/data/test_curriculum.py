@@ -38,9 +38,9 @@ def test_weights_by_staleness_are_iterations_since_the_draw():
 def test_prompts_are_drawn_as_often_as_their_weights_say():
     """Weights 0.75, 1, 0.05 and 0.75, of 2.55 in all: shares of .294, .392, .020 and .294."""
     state = known(score=[0.25, 0.5, 0.0, 0.75], drawn_at=[0, 0, 0, 0])
-    first = [state.draw(iteration, 1, seed=5)[0] for iteration in range(1, 20_001)]
+    first = [state.draw(iteration, 1, seed=5)[0] for iteration in range(1, 4_001)]
     shares = np.bincount(first, minlength=4) / len(first)
-    assert shares == pytest.approx(np.array([0.75, 1.0, 0.05, 0.75]) / 2.55, abs=0.012)
+    assert shares == pytest.approx(np.array([0.75, 1.0, 0.05, 0.75]) / 2.55, abs=0.03)
 
 
 def test_a_draw_has_different_prompts_and_depends_on_its_key_alone():

@@ -220,9 +220,9 @@ def test_two_processes_with_parts_learn_as_one(kinds):
     assert_learn_as_one(kinds, 1)
 
 
-@few_or_many("kinds", SHARED[:1], SHARED[1:])
-def test_two_processes_that_share_layers_learn_as_one(kinds):
-    assert_learn_as_one(kinds, 2)
+@pytest.mark.long
+def test_two_processes_that_share_layers_learn_as_one():
+    assert_learn_as_one(SHARED, 2)
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import changed, few_or_many, read_jsonl
+from helpers import changed, read_jsonl
 
 from dist.processes import _server, free_port
 from tether import api
@@ -163,7 +163,8 @@ def test_a_port_that_is_taken_is_named(endless):
     assert f"127.0.0.1:{port}, as another program uses that port" in said
 
 
-@few_or_many("rank", 1, 0)
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [1, 0])
 def test_a_process_alone_does_not_wait_for_ever(endless, rank):
     with running(2, endless, [rank]) as run:
         said = run.wait(rank, 30)

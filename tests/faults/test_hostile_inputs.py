@@ -21,12 +21,12 @@ def test_a_reward_that_fails_costs_its_row_and_nothing_else(world, tmp_path, tri
     hold(hostile_inputs.row_i1(world, tmp_path, tries, seed=0))
 
 
-@few_or_many("tries", 3, 8)
+@few_or_many("tries", 2, 8)
 def test_a_number_that_is_not_finite_reaches_no_weight(world, tmp_path, tries):
     hold(hostile_inputs.row_i2(world, tmp_path, tries, seed=0))
 
 
-@few_or_many("tries", 2, 10)
+@few_or_many("tries", 1, 10)
 def test_odd_models_prompts_and_batches_train_to_finite_numbers_or_are_refused(
     world, tmp_path, tries
 ):
@@ -49,12 +49,12 @@ def test_special_tokens_spelt_in_text_stay_text(world, tmp_path):
     assert [case() for case in spelt_tokens.special_token_cases(world, tmp_path)] == [None] * 6
 
 
-@few_or_many("tries", 2, 12)
+@few_or_many("tries", 1, 12)
 def test_no_pickle_is_ever_loaded(world, tmp_path, tries):
     hold(hostile_inputs.row_s5(world, tmp_path, tries, seed=0))
 
 
-@few_or_many("tries", 3, 20)
+@few_or_many("tries", 1, 20)
 def test_a_hostile_model_directory_gets_none_of_its_wishes(world, tmp_path, tries):
     hold(hostile_inputs.row_s6(world, tmp_path, tries, seed=0))
 

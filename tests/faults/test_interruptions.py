@@ -26,7 +26,7 @@ def test_a_run_killed_at_a_random_moment_ends_as_one_that_was_not(bench, tries):
     assert_held(*interruptions.r1_kills(bench, tries))
 
 
-@few_or_many("every", 40, 13)
+@few_or_many("every", 80, 13)
 def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(bench, every):
     assert_held(interruptions.r2_kills_in_save(bench, rounds=1, every=every))
 
@@ -46,7 +46,7 @@ def test_a_disk_that_is_full_limited_or_broken_costs_no_checkpoint(bench, tries)
     assert_held(interruptions.r5_disk(bench, tries))
 
 
-@few_or_many(("tries", "resumed"), (8, 1), (48, 2))
+@few_or_many(("tries", "resumed"), (4, 1), (48, 2))
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(bench, tries, resumed):
     assert_held(interruptions.r6_damage(bench, tries, resumed))
 

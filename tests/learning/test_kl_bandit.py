@@ -35,7 +35,7 @@ def assert_ends_where_it_should(cell: Cell, iterations: int) -> None:
         assert min(found) > 0.05, found
 
 
-@pytest.mark.parametrize("cell", first_or_all(DECISIVE, quick=2), ids=name)
+@pytest.mark.parametrize("cell", first_or_all(DECISIVE), ids=name)
 def test_the_decisive_estimators_end_where_theory_says(cell):
     """Half of the iterations: the right ones are within 0.008 by then, the wrong ones 0.06 away."""
     assert cell in CELLS

@@ -193,7 +193,7 @@ class Plan:
             return "weights that learn are stored in " + self.config.model.dtype
         name, gain = self.machine.capability, self.machine.bfloat16_gain
         if gain <= 1:
-            return f"{name}: no instructions for bfloat16, which gains no time here"
+            return f"{name}: bfloat16 gains memory here, and no time"
         return f"{name}: products in bfloat16 are {gain:.1f} x as fast here as in float32"
 
     def _room_here(self) -> list[Line]:

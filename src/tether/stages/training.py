@@ -183,7 +183,7 @@ class StageTraining(Generic[C]):
         return ()
 
     def changed_rows(self, run: Path) -> list[str]:
-        return changed_row_ids(run, lambda step, _: map(self.stage.row_ids, self._rows(step)))
+        return changed_row_ids(run, lambda step, *_: map(self.stage.row_ids, self._rows(step)))
 
     def log_into(self, run: Path) -> None: ...
 
