@@ -79,6 +79,8 @@ class Troubled:
                 raise RuntimeError("no luck")
             case "reset bytes":
                 return b"x"
+            case "reset long":
+                return "é" * 10_000_000
             case "reset hangs":
                 time.sleep(1)
 
@@ -413,6 +415,14 @@ def test_ten_megabytes_are_cut_before_they_are_encoded(begin, byte_tokenizer):
     assert "é …\n</tool_response>" in byte_tokenizer.decode(observed)
     assert row.calls[0].cut
     assert len(row.calls[0].result) <= 90
+
+
+def test_ten_megabytes_of_reset_are_cut_too(begin, byte_tokenizer):
+    short = begin("Troubled", max_observation_tokens=90)
+    row = begin("Troubled", {"trouble": "reset long"}, max_observation_tokens=90)
+    assert len(row.prompt_ids) - len(short.prompt_ids) <= 90
+    assert "Count.éé" in byte_tokenizer.decode(row.prompt_ids)
+    assert "é …<|end|>" in byte_tokenizer.decode(row.prompt_ids)
 
 
 def test_special_tokens_in_a_result_stay_letters(begin, byte_tokenizer):

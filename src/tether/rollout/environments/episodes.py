@@ -233,7 +233,7 @@ class EnvironmentEpisodes:
             said, _, _ = self.turn_tokens.observation(opening, "{}", limit)
             episode.prompt_ids += said
         else:
-            opening = opening[: self.settings.max_observation_tokens * LONGEST_TOKEN]
+            opening = self.cut(opening)
             before = prompts.messages[row] or prompts.texts[row]
             episode.prompt_ids = self.rendered(joined(before, opening), prompts.columns[row])
 
@@ -262,6 +262,12 @@ class EnvironmentEpisodes:
             episode.fail_reset(problem)
         if episode.prompt is None:  # something to sample after, all the same
             episode.prompt_ids = [min(self.turn_tokens.eos_ids)]
+
+    def cut(self, opening: str) -> str:
+        """Return what `reset` said, cut to `max_observation_tokens` with a mark."""
+        limit = self.settings.max_observation_tokens
+        ids, read, was_cut = self.turn_tokens.observation(opening, "{}", limit)
+        return self.turn_tokens.text(ids) if was_cut else read
 
     def rendered(self, prompt: Prompt, columns: dict[str, Any]) -> list[int]:
         """Return the ids of the prompt of a row with these columns."""

@@ -53,7 +53,6 @@ from tether.rollout.tools.functions import (
     refuse_same_names,
     said_text,
 )
-from tether.rollout.turn_tokens import LONGEST_TOKEN
 from tether.rollout.turns import InvalidCall
 from tether.support.background_loop import wait_for
 from tether.support.user_code import load_user_code
@@ -343,8 +342,7 @@ class TrlEpisodes(EnvironmentEpisodes):
         several = None not in self.classes.by_name
         if several and prompts.ids[row] and not isinstance(opening, list):
             asked = prompts.messages[row] or prompts.texts[row]
-            text = (opening or "")[: self.settings.max_observation_tokens * LONGEST_TOKEN]
-            ids = self.rendered(joined(asked, text), prompts.columns[row])
+            ids = self.rendered(joined(asked, self.cut(opening or "")), prompts.columns[row])
             room = self.settings.max_observation_tokens
             room += 0 if self.data is None else self.data.max_prompt_tokens
             if len(ids) > room:
