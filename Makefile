@@ -103,6 +103,7 @@ scaling: $(VENV)/.installed-dev  ## several processes against one, and what they
 starter: $(VENV)/.installed  ## rebuild the starter models and their data from nothing
 	$(BIN)/python scripts/build_starter.py
 	$(BIN)/python scripts/build_search_starter.py
+	$(BIN)/python scripts/build_reasoning_starter.py
 
 recording: $(VENV)/.installed  ## the small run that `tether view --demo` shows
 	$(BIN)/python scripts/build_recording.py

@@ -13,6 +13,7 @@ Lengths and row numbers are on the CPU, wherever the other tensors are: shapes f
 a shape that has to be read from a GPU waits for all of its work.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -83,6 +84,14 @@ class Call:
 
 
 @dataclass(frozen=True)
+class EnvironmentState:
+    """What a reward sees of an environment whose episode is over."""
+
+    name: str  # of its class
+    values: Mapping[str, Any]  # its public attributes that are plain data
+
+
+@dataclass(frozen=True)
 class Rollout:
     """The sampler's output. Ids are as sampled: never edited, never re-tokenised.
 
@@ -101,6 +110,8 @@ class Rollout:
     # for it; None: nothing. A row without entries has no reward, as its environment failed.
     # Empty without an environment that gives rewards.
     turn_rewards: tuple[tuple[float | None, ...], ...] = ()
+    # Per row, for rewards that read environments; None: it failed. Empty where none is kept.
+    states: tuple[EnvironmentState | None, ...] = ()
 
     @property
     def truncated(self) -> Bool[Tensor, " rows"]:
@@ -123,6 +134,7 @@ class Rollout:
             finish_reasons=tuple(self.finish_reasons[row] for row in numbers),
             calls=tuple(self.calls[row] for row in numbers) if self.calls else (),
             turn_rewards=tuple(self.turn_rewards[r] for r in numbers) if self.turn_rewards else (),
+            states=tuple(self.states[row] for row in numbers) if self.states else (),
         )
 
 

@@ -39,6 +39,7 @@ from tether.config.estimators import ESTIMATORS, EstimatorTraits
 from tether.config.ppo import Config, walk_fields
 from tether.config.rollout import (
     TOOL_TAGS,
+    TRL,
     WITH_TOOLS,
     AnyTool,
     CalculatorTool,
@@ -78,6 +79,7 @@ __all__ = [
     "SCHEMA",
     "TOOL_TAGS",
     "TOO_COARSE_TO_LEARN",
+    "TRL",
     "UPDATE_KINDS",
     "WITH_TOOLS",
     "ActorSection",

@@ -125,18 +125,28 @@ AnyTool = Annotated[
 ]
 
 
-ENVIRONMENT_KINDS = ("textarena", "openenv")
+TRL = "trl"
+ENVIRONMENT_KINDS = ("textarena", "openenv", TRL)
 
 
 class EnvironmentSection(Section):
     """What answers the turns of the policy, and may reward them."""
 
     kind: str
-    """path/file.py:make or package.module:make, `textarena` or `openenv`"""
+    """path/file.py:make or package.module:make, `textarena`, `openenv` or `trl`"""
     arguments: dict[str, Any] = {}
     """what it is made with, by name"""
     timeout_seconds: PositiveFloat = 10.0
     """time that making and resetting one, or a step, may take before it counts as failed"""
+
+    @property
+    def code(self) -> list[str]:
+        """Return the names of the user's code that it runs."""
+        if self.kind != TRL:
+            return [self.kind]
+        several = self.arguments.get("classes")
+        named = several.values() if isinstance(several, dict) else [self.arguments.get("class")]
+        return [kind for kind in named if isinstance(kind, str)]
 
     @model_validator(mode="after")
     def _known_kind(self) -> EnvironmentSection:
@@ -252,13 +262,11 @@ class RolloutSection(Section):
 
     @model_validator(mode="after")
     def _turns_fit(self) -> RolloutSection:
-        if self.tools and self.environment is not None:
+        is_trl = self.environment is not None and self.environment.kind == TRL
+        if self.tools and self.environment is not None and not is_trl:
             raise ValueError("tools and environment exclude each other; let `step` call the tools")
-        if self.tool_calls == "json" and not self.tools:
-            raise ValueError(
-                "tool_calls: json needs tools; leave it out (an environment of kind trl always "
-                "takes JSON)"
-            )
+        if self.tool_calls == "json" and not self.tools and not is_trl:
+            raise ValueError("tool_calls: json needs tools, or an environment of kind trl")
         if self.is_multi_turn and self.max_observation_tokens >= self.max_response_tokens:
             raise ValueError(
                 f"max_response_tokens is {self.max_response_tokens} and counts observations too, "

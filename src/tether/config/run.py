@@ -499,7 +499,10 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
     environment = rollout.get("environment") if isinstance(rollout, dict) else None
     put(environment, "kind", change=kind)
     if isinstance(environment, dict):
-        put(environment.get("arguments"), "class", change=kind)
+        arguments = environment.get("arguments")
+        classes = arguments.get("classes") if isinstance(arguments, dict) else None
+        put(arguments, "class", change=kind)
+        put(classes, *(classes if isinstance(classes, dict) else ()), change=kind)
     tools = items(rollout, "tools")
     for number, tool in enumerate(tools):
         if isinstance(tool, str):

@@ -71,6 +71,7 @@ def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     rows = [len(rollout.finish_reasons) for rollout in rollouts]
     calls = [rollout.calls or ((),) * n for rollout, n in zip(rollouts, rows, strict=True)]
     turns = [rollout.turn_rewards or ((),) * n for rollout, n in zip(rollouts, rows, strict=True)]
+    states = [rollout.states or (None,) * n for rollout, n in zip(rollouts, rows, strict=True)]
     return Rollout(
         prompt_ids=of("prompt_ids", partial(_widen, left=True)),
         prompt_lengths=of("prompt_lengths", _cat),
@@ -81,6 +82,7 @@ def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
         finish_reasons=tuple(reason for r in rollouts for reason in r.finish_reasons),
         calls=tuple(chain.from_iterable(calls)) if any(r.calls for r in rollouts) else (),
         turn_rewards=tuple(chain.from_iterable(turns)) if any(map(any, turns)) else (),
+        states=tuple(chain.from_iterable(states)) if any(r.states for r in rollouts) else (),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.config import Config, LoraSection
+from tether.config import TRL, Config, LoraSection
 from tether.data.chat_templates import asks_for_date, fix_date
 from tether.data.prompts import (
     HeldoutSets,
@@ -53,6 +53,8 @@ from tether.models.vocabulary import Vocabulary, load_tokenizer, load_vocabulary
 from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
 from tether.rewards.functions import (
+    ENVIRONMENT,
+    ENVIRONMENTS,
     SOURCES,
     Reward,
     RewardPart,
@@ -105,6 +107,9 @@ def build_roles(
     """Load and check everything that a run needs, without training."""
     device = pick_device(config.device)
     columns = columns_for_reward(config.reward, reward)
+    environment = config.rollout.environment
+    if environment is not None and environment.kind == TRL:  # which rows have of their episodes
+        columns = [name for name in columns if name != ENVIRONMENTS]
 
     rollout = config.rollout
     models = config.model
@@ -120,6 +125,11 @@ def build_roles(
     actor = Policy(model, rollout.temperature, tokens, lower_layers)
     # Before the prompts: a chat template may have to show the tools in each of them.
     turns = build_episode_source(rollout, vocabulary, config.data)
+    if not turns.gives_rewards and any(p.kind == ENVIRONMENT for p in parts_of(config.reward)):
+        raise UserError(
+            "reward.kind environment takes `get_reward` of the environment's class, which has "
+            "none; add one, or name a reward function."
+        )
     reader = vocabulary.tokenizer, columns, room_for_prompts(config, model.config), reading
     train_prompts = load_prompts(config.data.train, config.data, *reader)
     heldout_prompts = load_heldout(config.data, *reader)

@@ -1,7 +1,7 @@
 """Score a rollout: responses go to the reward as text, numbers come back, failures are named."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
@@ -86,7 +86,12 @@ def _asked_row(
     prompts: Prompts, rollout: Rollout, row: int, response: str, vocabulary: Vocabulary
 ) -> dict[str, Any]:
     """Return a row of a rollout as the reward gets it; an environment's rewards are among it."""
-    given = {"turn_rewards": rollout.turn_rewards[row]} if rollout.turn_rewards else {}
+    given: dict[str, Any] = {}
+    if rollout.turn_rewards:
+        given["turn_rewards"] = rollout.turn_rewards[row]
+    state = rollout.states[row] if rollout.states else None
+    if state is not None:
+        given["environments"] = asdict(state)
     sampled = rollout.response_ids[row][rollout.response_mask[row]].tolist()
     turns, reason = row_turns(rollout, row, vocabulary), rollout.finish_reasons[row]
     pieces = vocabulary.pieces(sampled)

@@ -7,8 +7,8 @@ told apart by the names of the parameters:
     plain   f(prompt, response, finished, policy_turns, observations, and columns by name)
             -> number, TurnRewards, TokenRewards, a mapping of named parts to these, or None
     verl    f(data_source, solution_str, ground_truth, extra_info=None) -> number, or {"score": …}
-    TRL     f(prompts, completions, and columns by name) -> list: one of the above per completion.
-            It gets the rows of one prompt per call
+    TRL     f(prompts, completions, environments, and columns by name) -> list: one of the above
+            per completion. It gets the rows of one prompt per call
 """
 
 import asyncio
@@ -33,6 +33,7 @@ Answer = dict[str, Any]  # of one row: a `Said` as a dict, or {"error": sentence
 
 LEARNED = "model:"
 ENVIRONMENT = "environment"
+ENVIRONMENTS = "environments"  # TRL's name of what a function may see of each row's environment
 JUDGE, HTTP = "judge", "http"
 SOURCES = (ENVIRONMENT, JUDGE, HTTP)  # kinds that are not functions
 IN_BRACES = re.compile(r"\{(\w+)\}")  # a column's name in a judge's prompt
@@ -188,7 +189,7 @@ def is_async(function: Reward) -> bool:
 def signature_of(function: Reward) -> Literal["plain", "verl", "trl"]:
     """Return which of the three kinds of signature a function has."""
     names = parameters_of(function)
-    if "completions" in names:
+    if "completions" in names or (ENVIRONMENTS in names and "response" not in names):
         return "trl"
     return "verl" if "solution_str" in names else "plain"
 
@@ -286,8 +287,13 @@ class ReadyReward:
     def _read(self, result: Any, rows: int) -> list[Answer]:
         if inspect.isawaitable(result):
             raise WrongType("the reward returned a coroutine; write it as an `async def`")
-        results = _per_row(result, rows) if self.by_prompt else [result]
-        return [_read_row(one) for one in results]
+        if not self.by_prompt:
+            return [_read_row(result)]
+        # None of TRL's functions among others is for rows that are not its own.
+        return [
+            {**_read_row(one), **({} if one is not None else {"abstains": True})}
+            for one in _per_row(result, rows)
+        ]
 
 
 def failure(error: BaseException) -> Answer:
@@ -345,7 +351,28 @@ def _as_lists(rows: Sequence[Row]) -> dict[str, list[Any]]:
         else [{"role": "assistant", "content": row["response"]}]
         for row in rows
     ]
+    if ENVIRONMENTS in columns:
+        columns[ENVIRONMENTS] = [_environment(row[ENVIRONMENTS]) for row in rows]
     return {**columns, "prompts": [row["prompt"] for row in rows], "completions": completions}
+
+
+class EndedEnvironment:
+    """An environment as a reward sees it: its public attributes that are plain data."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the environment {type(self).__name__} kept no {name!r}; a reward sees public "
+            f"attributes that are plain data (numbers, text, lists), after the episode"
+        )
+
+
+def _environment(state: Any) -> Any:
+    """Return an object with the attributes of an environment whose episode is over."""
+    if not isinstance(state, Mapping) or set(state) != {"name", "values"}:
+        return state  # a column of the data
+    made = type(str(state["name"]), (EndedEnvironment,), {})()
+    vars(made).update(state["values"])
+    return made
 
 
 def _per_row(results: Any, rows: int) -> list[Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -33,6 +33,7 @@ class Verdict:
     extras: Mapping[str, Any] = field(default_factory=dict)  # what else verl's score dict held
     wrong_type: bool = False  # what came back could not be a score of any row
     reward: RowReward | None = None  # None where all of the score is for the response as a whole
+    abstains: bool = False  # the row is for other parts of the reward to score
 
     @staticmethod
     def of(said: Said) -> "Verdict":
@@ -52,7 +53,8 @@ class Verdict:
         if reward is not None:
             turns, tokens = (tuple(map(float, reward[name])) for name in ("turns", "tokens"))
             reward = RowReward(float(reward["response"]), turns, tokens)
-        return Verdict.of(Said(reward, dict(answer["parts"]), dict(answer["extras"])))
+        verdict = Verdict.of(Said(reward, dict(answer["parts"]), dict(answer["extras"])))
+        return replace(verdict, abstains=bool(answer.get("abstains")))
 
     @property
     def placed(self) -> RowReward:
@@ -288,14 +290,18 @@ def fitting(verdict: Verdict, row: Row) -> Verdict:
 def weighted_sum(parts: Sequence[RewardPart], verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict of a whole row from those of its parts.
 
-    Where a part failed there is no sum, and the part is named.
+    Where a part failed there is no sum, and the part is named. One that abstains is left out of it,
+    unless all do.
     """
+    others_speak = not all(verdict.abstains for verdict in verdicts)
     terms: list[RowReward] = []
     named: dict[str, float] = {}
     extras: dict[str, Any] = {}
     for part, verdict in zip(parts, verdicts, strict=True):
         prefix = "" if part.name is None else f"{part.name}."
         extras |= {f"{prefix}{name}": value for name, value in verdict.extras.items()}
+        if verdict.abstains and others_speak:
+            continue
         if verdict.score is None:
             where = "" if part.name is None else f"part {part.name!r}: "
             problem = f"{where}{verdict.problem}"

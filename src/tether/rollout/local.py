@@ -23,6 +23,7 @@ from tether.rollout.sampler import (
     Episode,
     Greedy,
     Observe,
+    states_of,
     tool_calls_of,
     turn_rewards_of,
 )
@@ -185,6 +186,7 @@ def collate(rows: list[Row], float_type: torch.dtype) -> Rollout:
         finish_reasons=tuple(row.finish for row in rows if row.finish is not None),
         calls=tool_calls_of([row.episode for row in rows]),
         turn_rewards=turn_rewards_of([row.episode for row in rows]),
+        states=states_of([row.episode for row in rows]),
     )
 
 

@@ -10,7 +10,7 @@ from tether.data.batching import concat_rollouts, own_rows
 from tether.dist.collectives import gather_results
 from tether.dist.fsdp import unsharded_model
 from tether.rollout.token_choice import Draw, Greedy
-from tether.types import Call, FinishReason, Prompts, Rollout
+from tether.types import Call, EnvironmentState, FinishReason, Prompts, Rollout
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,12 @@ def turn_rewards_of(episodes: Sequence[Episode]) -> tuple[tuple[float | None, ..
     """Return the rewards of each episode's turns; an empty tuple if there are none at all."""
     rewards = tuple(tuple(getattr(episode, "turn_rewards", ())) for episode in episodes)
     return rewards if any(rewards) else ()
+
+
+def states_of(episodes: Sequence[Episode]) -> tuple[EnvironmentState | None, ...]:
+    """Return what rewards may see of each episode's environment; () if there is nothing at all."""
+    states = tuple(getattr(episode, "state", None) for episode in episodes)
+    return states if any(states) else ()
 
 
 @runtime_checkable

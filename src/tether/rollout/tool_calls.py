@@ -30,6 +30,15 @@ class WrongResult(Exception):
     """Raised where a tool or environment returned what cannot be used; the sentence says what."""
 
 
+class ToolError(Exception):
+    """Raised where the policy is to read a text of the tool's own about a call that failed."""
+
+    def __init__(self, shown: str, error: str, fault: Fault) -> None:
+        super().__init__(error)
+        self.shown = shown
+        self.fault: Fault = fault
+
+
 @dataclass(frozen=True)
 class ToolRequest:
     """A call that is to be made."""
@@ -50,6 +59,7 @@ class ToolResult:
     error: str | None = None
     fault: Fault | None = None
     abandoned: bool = False  # its thread may still run
+    shown: str | None = None  # what the policy reads of the error, if not a sentence of tether's
 
 
 def attempt(call: Callable[[], object]) -> ToolResult:
@@ -58,15 +68,18 @@ def attempt(call: Callable[[], object]) -> ToolResult:
     value: object = None
     error: str | None = None
     fault: Fault | None = None
+    shown: str | None = None
     try:
         value = call()
+    except ToolError as told:
+        error, fault, shown = str(told), told.fault, told.shown
     except InvalidArguments as refusal:
         error, fault = str(refusal), "policy"
     except WrongResult as wrong:
         error, fault = str(wrong), "tool"
     except BaseException as raised:  # SystemExit too: it would end a thread silently
         error, fault = describe(raised), "tool"
-    return ToolResult(value, time.perf_counter() - began, error, fault)
+    return ToolResult(value, time.perf_counter() - began, error, fault, shown=shown)
 
 
 class _Thread(threading.Thread):

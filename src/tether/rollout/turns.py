@@ -167,6 +167,8 @@ def observation_text(name: str, returned: ToolResult) -> str:
 
     Of a tool's failure it sees only that there was one: details may differ from run to run.
     """
+    if returned.shown is not None:
+        return returned.shown
     match returned.fault:
         case "policy":
             return f"Invalid call of {name}: {returned.error}."

@@ -60,6 +60,6 @@ def _is_code(field: str, value: str) -> bool:
     leaf = field.rsplit(".", 1)[-1]
     if leaf == "command" or field.split(".")[-2:-1] == ["command"]:
         return True
-    names_code = leaf in ("kind", "environment", "class")
+    names_code = leaf in ("kind", "environment", "class") or ".classes." in field
     ours = value.startswith(("model:", "tether.tasks."))
     return names_code and ":" in value and not ours

@@ -138,8 +138,11 @@ def ppo_input_files(config: Config) -> Iterator[tuple[str, dict[str, Path]]]:
         elif isinstance(tool, OwnTool):
             yield f"rollout.tools[{number}]", own_files(tool.kind)
     if config.rollout.environment is not None:
-        environment = config.rollout.environment
-        files = own_files(str(environment.arguments.get("class", environment.kind)))
+        files = {
+            name: path
+            for kind in config.rollout.environment.code
+            for name, path in own_files(kind).items()
+        }
         if files:
             yield "rollout.environment", files
     reward = learned_model(config.reward)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from rollout.talk import say, settings, vocabulary
 from tether.config import DataSection
+from tether.data.chat_templates import offer_tools
 from tether.rollout.tools.build import build_episode_source
+from tether.rollout.turns import close_all
 from tether.types import Prompts
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -33,3 +35,19 @@ def test_the_environment_does_what_the_page_says(tmp_path, byte_tokenizer):
     assert say(row, "90<|end|>") == "<|user|>less<|assistant|>"
     assert say(row, "17<|end|>") is None
     assert row.turn_rewards == (-0.1, -0.1, 1.0)
+
+
+def test_the_class_of_the_page_on_trl_runs_as_it_stands(tmp_path, byte_tokenizer):
+    arguments = {"class": f"{python_of('trl-environments.md', tmp_path)}:Counter"}
+    section = settings(tools=[], environment={"kind": "trl", "arguments": arguments}, max_turns=6)
+    source = build_episode_source(section, vocabulary(byte_tokenizer))
+    try:
+        prompts = Prompts(["Count."], [[1]], [{"target": 3}], [0], [""], [None])
+        [row] = source.episodes(prompts)
+        call = '<tool_call>{"name": "increment", "arguments": {"step": 3}}</tool_call><|end|>'
+        assert "3" in say(row, call)
+        assert say(row, "Three.<|end|>") is None
+        close_all([row])
+        assert row.turn_rewards == (None, 1.0)
+    finally:
+        offer_tools(byte_tokenizer, None)

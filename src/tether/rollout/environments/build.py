@@ -1,9 +1,10 @@
 """Build what `rollout.environment` names."""
 
 import functools
+from collections.abc import Sequence
 from typing import cast
 
-from tether.config import DataSection, EnvironmentSection, RolloutSection
+from tether.config import TRL, DataSection, EnvironmentSection, RolloutSection
 from tether.data.messages import without_chat_template
 from tether.errors import UserError
 from tether.models.vocabulary import Vocabulary
@@ -12,6 +13,8 @@ from tether.rollout.environments.environment import MakeEnvironment, check_envir
 from tether.rollout.environments.episodes import EnvironmentEpisodes, EnvironmentKind
 from tether.rollout.environments.openenv import OpenEnvSession, check_server
 from tether.rollout.environments.textarena import TextArenaGame, check_game
+from tether.rollout.environments.trl import build_trl
+from tether.rollout.tools.functions import Function
 from tether.rollout.turn_tokens import TurnTokenizer
 from tether.support.user_code import load_user_code
 
@@ -23,8 +26,14 @@ def build_environments(
     settings: RolloutSection,
     vocabulary: Vocabulary,
     data: DataSection | None,
+    tools: Sequence[Function] = (),
 ) -> EnvironmentEpisodes:
-    """Return what makes an episode per row; the environment is checked as far as it can be."""
+    """Return what makes an episode per row; the environment is checked as far as it can be.
+
+    `tools` are those that rows of kind trl may call beside the methods of their class.
+    """
+    if section.kind == TRL:
+        return build_trl(section, settings, vocabulary, data, tools)
     match section.kind:
         case "textarena":
             check_game(section.arguments)

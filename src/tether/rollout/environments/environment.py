@@ -69,6 +69,21 @@ def check_environment(
     make: Callable[..., object], arguments: Mapping[str, Any], where: str
 ) -> None:
     """Refuse, before training, an environment that would fail on every row."""
+    check_arguments_of(make, arguments, where)
+    methods = ("reset", "step") if inspect.isclass(make) else ()
+    for name, wanted in zip(methods, ("the row's columns", "the turn's text"), strict=False):
+        method = getattr(make, name, None)
+        if not callable(method):
+            raise UserError(f"{where} has no method {name!r}.")
+        # `self` and one more
+        if len(required_parameters(method)) > 2:
+            raise UserError(f"{where}: {name} is called with {wanted} alone.")
+
+
+def check_arguments_of(
+    make: Callable[..., object], arguments: Mapping[str, Any], where: str
+) -> None:
+    """Refuse arguments with which no environment can be made."""
     try:
         inspect.signature(make).bind(**arguments)
     except ValueError:  # some functions written in C do not say
@@ -82,14 +97,6 @@ def check_environment(
                 f"`reset`."
             ) from None
         raise UserError(f"{where} does not take rollout.environment.arguments: {error}.") from None
-    methods = ("reset", "step") if inspect.isclass(make) else ()
-    for name, wanted in zip(methods, ("the row's columns", "the turn's text"), strict=False):
-        method = getattr(make, name, None)
-        if not callable(method):
-            raise UserError(f"{where} has no method {name!r}.")
-        # `self` and one more
-        if len(required_parameters(method)) > 2:
-            raise UserError(f"{where}: {name} is called with {wanted} alone.")
 
 
 def stops_of(make: object, where: str) -> tuple[str, ...] | None:

@@ -187,30 +187,43 @@ class EnvironmentEpisodes:
     turn_tokens: TurnTokenizer
     settings: RolloutSection
     data: DataSection | None
+    gives_rewards: bool = True
 
     def __call__(self, prompts: Prompts) -> Sequence[EnvironmentEpisode]:
-        handlers = [StepHandler(self.kind) for _ in prompts.ids]
+        handlers = [self.handler() for _ in prompts.ids]
         limit = self.kind.settings.timeout_seconds
         results = call_all(
             [
                 ToolRequest("reset", "", _beginning(handler, columns), limit, "{}")
-                for handler, columns in zip(handlers, prompts.columns, strict=True)
+                for handler, columns in zip(handlers, self.columns(prompts), strict=True)
             ]
         )
         episodes = []
         for row, (handler, result) in enumerate(zip(handlers, results, strict=True)):
             ids = list(prompts.ids[row])
-            episode = EnvironmentEpisode(ids, handler, self.turn_tokens, self.settings)
+            episode = self.episode(ids, handler)
             self._begin(episode, episode.began_with(result), prompts, row)
             episodes.append(episode)
         return episodes
+
+    def handler(self) -> StepHandler:
+        """Return what holds the environment of one row."""
+        return StepHandler(self.kind)
+
+    def episode(self, ids: list[int], handler: StepHandler) -> EnvironmentEpisode:
+        """Return the episode of one row."""
+        return EnvironmentEpisode(ids, handler, self.turn_tokens, self.settings)
+
+    def columns(self, prompts: Prompts) -> Sequence[dict[str, Any]]:
+        """Return what each row is reset with."""
+        return prompts.columns
 
     def _begin(
         self, episode: EnvironmentEpisode, opening: Prompt | None, prompts: Prompts, row: int
     ) -> None:
         """Put what `reset` said into the prompt."""
         if not prompts.ids[row]:
-            self._take_prompt(episode, opening)
+            self._take_prompt(episode, opening, prompts.columns[row])
         elif not opening:
             return
         elif not isinstance(opening, str):
@@ -220,11 +233,13 @@ class EnvironmentEpisodes:
             said, _, _ = self.turn_tokens.observation(opening, "{}", limit)
             episode.prompt_ids += said
         else:
-            opening = opening[: self.settings.max_observation_tokens * LONGEST_TOKEN]
+            opening = self.cut(opening)
             before = prompts.messages[row] or prompts.texts[row]
-            episode.prompt_ids = self._rendered(_joined(before, opening))
+            episode.prompt_ids = self.rendered(joined(before, opening), prompts.columns[row])
 
-    def _take_prompt(self, episode: EnvironmentEpisode, opening: Prompt | None) -> None:
+    def _take_prompt(
+        self, episode: EnvironmentEpisode, opening: Prompt | None, columns: dict[str, Any]
+    ) -> None:
         problem = (
             "reset returned no text, and data.train is the environment"
             if episode.steps.began
@@ -233,7 +248,7 @@ class EnvironmentEpisodes:
         limit = 0 if self.data is None else self.data.max_prompt_tokens
         if opening:
             try:
-                episode.prompt_ids = self._rendered(opening)
+                episode.prompt_ids = self.rendered(opening, columns)
                 problem = None
             except UserError as error:
                 problem = f"reset returned a prompt that cannot be used: {error}"
@@ -248,7 +263,14 @@ class EnvironmentEpisodes:
         if episode.prompt is None:  # something to sample after, all the same
             episode.prompt_ids = [min(self.turn_tokens.eos_ids)]
 
-    def _rendered(self, prompt: Prompt) -> list[int]:
+    def cut(self, opening: str) -> str:
+        """Return what `reset` said, cut to `max_observation_tokens` with a mark."""
+        limit = self.settings.max_observation_tokens
+        ids, read, was_cut = self.turn_tokens.observation(opening, "{}", limit)
+        return self.turn_tokens.text(ids) if was_cut else read
+
+    def rendered(self, prompt: Prompt, columns: dict[str, Any]) -> list[int]:
+        """Return the ids of the prompt of a row with these columns."""
         system = None if self.data is None else self.data.system_prompt
         return render_prompt(self.turn_tokens.tokenizer, prompt, system)
 
@@ -257,7 +279,7 @@ def _beginning(handler: StepHandler, columns: dict[str, Any]) -> Callable[[str],
     return lambda _: handler.begin(columns)
 
 
-def _joined(prompt: Prompt, opening: str) -> Prompt:
+def joined(prompt: Prompt, opening: str) -> Prompt:
     """Return a prompt with what `reset` said at the end of its last message."""
     if isinstance(prompt, str):
         return prompt + opening

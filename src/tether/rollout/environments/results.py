@@ -61,7 +61,7 @@ def _from_mapping(given: Mapping[Any, Any]) -> Step:
         raise WrongResult(f"the observation is {_kind(observation)}, not text")
     step = Step(
         observation,
-        None if given.get("reward") is None else _number(given["reward"]),
+        None if given.get("reward") is None else read_number(given["reward"]),
         terminated=_flag(given, "terminated") or _flag(given, "done"),
         truncated=_flag(given, "truncated"),
     )
@@ -89,7 +89,8 @@ def read_reset(value: object) -> Prompt | None:
     raise WrongResult(f"reset returned {_kind(value)}, not text")
 
 
-def _number(value: Any) -> float:
+def read_number(value: Any) -> float:
+    """Return a finite reward, or raise `WrongResult`."""
     if isinstance(value, str | complex) or not hasattr(value, "__float__"):
         raise WrongResult(f"the reward is {_kind(value)}, not a number")
     try:

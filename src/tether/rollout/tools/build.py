@@ -12,7 +12,6 @@ from tether.config import (
     SearchTool,
 )
 from tether.data.chat_templates import offer_tools
-from tether.errors import UserError
 from tether.models.vocabulary import Vocabulary
 from tether.rollout.environments.build import build_environments
 from tether.rollout.sampler import Episodes, single_turns
@@ -25,6 +24,7 @@ from tether.rollout.tools.functions import (
     chat_form,
     checked,
     one_text,
+    refuse_same_names,
 )
 from tether.rollout.tools.mcp import build_mcp, build_mcp_functions
 from tether.rollout.tools.search import build_search
@@ -48,6 +48,7 @@ class EpisodeSource:
 
     episodes: Episodes
     broken: list[str] = field(default_factory=list)
+    gives_rewards: bool = True  # False: an environment that never rewards anything
 
 
 def build_episode_source(
@@ -59,9 +60,11 @@ def build_episode_source(
     """
     if not settings.is_multi_turn:
         return EpisodeSource(single_turns)
-    if settings.environment is not None:
-        return EpisodeSource(build_environments(settings.environment, settings, vocabulary, data))
     broken: list[str] = []
+    if settings.environment is not None:
+        tools = [own for tool in settings.tools for own in _build_functions(tool, broken)]
+        environments = build_environments(settings.environment, settings, vocabulary, data, tools)
+        return EpisodeSource(environments, broken, environments.gives_rewards)
     if settings.tool_calls == "json":
         return EpisodeSource(_function_episodes(settings, vocabulary, broken), broken)
     toolbox = ToolHandler([own for tool in settings.tools for own in _build_tools(tool, broken)])
@@ -80,10 +83,7 @@ def _function_episodes(
 ) -> Episodes:
     """Return episodes that call functions in JSON; the chat template is given their schemas."""
     functions = [own for tool in settings.tools for own in _build_functions(tool, broken)]
-    names = [function.name for function in functions]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"rollout.tools: two tools are called {name!r}; rename one.")
+    refuse_same_names([function.name for function in functions])
     form = chat_form(vocabulary, settings)
     offer_tools(vocabulary.tokenizer, [function.schema for function in functions])
     handler = FunctionHandler(functions, form)

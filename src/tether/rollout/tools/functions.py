@@ -79,6 +79,13 @@ def as_function(own: object, where: str, timeout_seconds: float = TIMEOUT_SECOND
     return checked(Function(read_schema(own, where), own, timeout_seconds))
 
 
+def refuse_same_names(names: Sequence[str]) -> None:
+    """Refuse two tools of one name."""
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"rollout.tools: two tools are called {name!r}; rename one.")
+
+
 def read_schema(own: Callable[..., object], where: str) -> Mapping[str, Any]:
     """Return the schema of a function by transformers' own reading of it."""
     try:
