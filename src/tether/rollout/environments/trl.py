@@ -46,12 +46,12 @@ from tether.rollout.tools.functions import (
     ChatForm,
     Function,
     FunctionHandler,
+    asked_calls,
     chat_form,
     checked,
     observe_answers,
     read_schema,
     refuse_same_names,
-    said_text,
 )
 from tether.rollout.turns import InvalidCall
 from tether.support.background_loop import wait_for
@@ -166,12 +166,7 @@ class TrlEpisode(EnvironmentEpisode):
         """Return the calls of the turn that just ended; a turn without one is the last."""
         if not self.steps.began:
             return self._done()
-        asked = self.steps.functions.next_call(said_text(self))
-        if isinstance(asked, Done) or self.turn + 1 < self.settings.max_turns:
-            return asked
-        why = f"it came with turn {self.turn + 1}, the last of rollout.max_turns"
-        self.note(asked, ToolResult(None, 0.0, f"not made: {why}", "policy"), "")
-        return Done("eos")
+        return asked_calls(self, self.steps.functions)
 
     def observe(self, asked: ToolRequest | InvalidCall, returned: ToolResult) -> Observe | Done:
         """Encode what the calls returned; a call that hangs ends the episode without a reward."""

@@ -202,12 +202,7 @@ class FunctionEpisode(MultiTurn):
 
     def next_call(self) -> ToolRequest | Observe | Done:
         """Return the calls of the turn that just ended; a turn without one is the last."""
-        asked = self.functions.next_call(said_text(self))
-        if isinstance(asked, Done) or self.turn + 1 < self.settings.max_turns:
-            return asked
-        why = f"it came with turn {self.turn + 1}, the last of rollout.max_turns"
-        self.note(asked, ToolResult(None, 0.0, f"not made: {why}", "policy"), "")
-        return Done("eos")
+        return asked_calls(self, self.functions)
 
     def observe(self, asked: ToolRequest | InvalidCall, returned: ToolResult) -> Observe | Done:
         """Encode what the calls returned."""
@@ -220,6 +215,16 @@ def said_text(episode: MultiTurn) -> str:
     ids = episode.turn_ids
     ended = bool(ids) and ids[-1] in episode.turn_tokens.eos_ids
     return episode.turn_tokens.text(ids[:-1] if ended else ids)
+
+
+def asked_calls(episode: MultiTurn, functions: FunctionHandler) -> ToolRequest | Done:
+    """Return the calls of the turn that just ended, unless it is the last that there may be."""
+    asked = functions.next_call(said_text(episode))
+    if isinstance(asked, Done) or episode.turn + 1 < episode.settings.max_turns:
+        return asked
+    why = f"it came with turn {episode.turn + 1}, the last of rollout.max_turns"
+    episode.note(asked, ToolResult(None, 0.0, f"not made: {why}", "policy"), "")
+    return Done("eos")
 
 
 def observe_answers(
