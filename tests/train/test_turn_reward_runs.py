@@ -68,7 +68,7 @@ def without_turn_rewards(row: dict) -> dict:
     "advantage",
     [
         pytest.param({}, id="zero"),
-        pytest.param({"truncation": "bootstrap"}, id="bootstrap"),
+        pytest.param({"truncation": "bootstrap"}, id="bootstrap", marks=pytest.mark.long),
         pytest.param({"truncation": "mask"}, id="mask", marks=pytest.mark.long),
         pytest.param({"estimator": "dr_grpo"}, id="dr_grpo", marks=pytest.mark.long),
     ],

@@ -94,6 +94,7 @@ def test_rows_of_a_file_reach_reset_and_all_rewards_are_summed(train, tmp_path):
     assert rows[0]["score_parts"] == pytest.approx({"own": 0.9, "read": 0.1, "later": 0.0})
 
 
+@pytest.mark.long
 def test_the_class_may_be_the_data(train):
     data = {"train": [{"path": "environment", "arguments": {"size": 8, "target": 2}}]}
     rows = train(data=data)
@@ -111,6 +112,7 @@ def test_a_row_whose_reset_raises_is_left_out_and_shows_why(train, tmp_path):
     assert {event["row"] for event in events if event["kind"] == "unscorable"} == {1}
 
 
+@pytest.mark.long
 def test_too_many_rows_without_a_reward_stop_the_run(train):
     with pytest.raises(RunStopped, match="could not be scored, more than"):
         train((3, 3, 4, 5), share=0.4)
