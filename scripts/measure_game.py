@@ -112,7 +112,17 @@ def verdicts(found: Curves, seeds: Sequence[int]) -> list[str]:
             f"  Seed {seed}: intervals apart at half time: {'yes' if ahead else 'NO'}; the other's "
             f"final level, {level:.2f}, {when} of {ITERATIONS}: {'yes' if soon else 'NO'}."
         )
-    return said
+    return [*said, _means(found)]
+
+
+def _means(found: Curves) -> str:
+    """Return the means over the seeds, way by way: at half time and at the end."""
+    cells = []
+    for name, runs in found.items():
+        middle = next(i for i, e in enumerate(runs[0]) if e.iteration >= ITERATIONS / 2)
+        half, last = (statistics.mean(run[i].sampled.mean for run in runs) for i in (middle, -1))
+        cells.append(f"{name} {half:.2f} and {last:.2f}")
+    return f"  Means over the seeds at half time and at the end: {'; '.join(cells)}."
 
 
 def settings() -> str:
