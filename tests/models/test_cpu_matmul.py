@@ -15,7 +15,9 @@ needs_onednn = pytest.mark.skipif(not cpu_matmul.HAS_ONEDNN, reason="torch witho
 
 @pytest.fixture(autouse=True)
 def however_small(monkeypatch):
+    """Also where MKL is faster."""
     monkeypatch.setattr(cpu_matmul, "MIN_WEIGHTS", 1)
+    monkeypatch.setattr(cpu_matmul, "FASTER_THAN_MKL", cpu_matmul.HAS_ONEDNN)
 
 
 def matrices(*shapes):
@@ -80,6 +82,16 @@ def test_a_gradient_that_repeats_one_number_is_multiplied_right():
 
 def test_no_rows_give_no_rows():
     assert matmul_transposed(torch.zeros(0, 24), torch.zeros(40, 24)).shape == (0, 40)
+
+
+def test_where_mkl_is_faster_products_are_torchs_own(monkeypatch):
+    monkeypatch.setattr(cpu_matmul, "FASTER_THAN_MKL", False)
+    layer = nn.Linear(24, 40)
+    use_onednn(layer)
+    (x,) = matrices((3, 24))
+    found = layer(x)
+    assert type(found.grad_fn).__name__ == "AddmmBackward0"
+    assert torch.equal(found, nn.functional.linear(x, *layer.parameters()))
 
 
 def test_other_float_types_are_left_to_torch():

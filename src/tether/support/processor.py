@@ -9,6 +9,8 @@ import torch
 # bfloat16 numbers element by element: 4 to 90 times slower than in float32.
 BFLOAT16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16"}
 
+AMD, INTEL = "AuthenticAMD", "GenuineIntel"
+
 
 def capability() -> str:
     """Return AMX, AVX512_BF16, or else torch's own word for its kernels, such as AVX2."""
@@ -27,14 +29,15 @@ def multiplies_bfloat16() -> bool:
     one Xeon core of the fifth generation). Told by name and not measured: a run repeats its bits.
     """
     found = capability()
-    return found == "AMX" or (found == "AVX512_BF16" and _maker() == "AuthenticAMD")
+    return found == "AMX" or (found == "AVX512_BF16" and maker() == AMD)
 
 
 def _flags() -> frozenset[str]:
     return frozenset(_cpuinfo("flags").split())
 
 
-def _maker() -> str:
+def maker() -> str:
+    """Return who made the processor, by its own word; nothing where Linux does not tell."""
     return _cpuinfo("vendor_id").strip()
 
 
