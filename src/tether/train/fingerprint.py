@@ -212,7 +212,7 @@ def changed_row_ids(
     for line in read_lines(run / PROMPTS)[-PROMPTS_COMPARED:]:
         iteration, window = line.get("iteration"), _window(line.get("window"))
         rows = _rows(line.get("rows"))
-        if not isinstance(iteration, int) or prompts_digest(
+        if type(iteration) is not int or prompts_digest(
             [*draw(iteration, window, rows)]
         ) != line.get("sha256"):
             return [f"the token ids of the prompts of iteration {iteration}"]
