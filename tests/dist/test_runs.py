@@ -164,12 +164,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.long
-def test_in_bfloat16_losses_differ_by_its_rounding(ragged, tmp_path):
+@few_or_many("layouts", ("sharded",), ("replicated", "shared layers"))
+def test_in_bfloat16_losses_differ_by_its_rounding(ragged, tmp_path, layouts):
     """On the same rollouts, one process against two: losses by less than 0.01, norms by 5%."""
     config = changed(ragged, model__dtype="float32", model__compute="bfloat16", actor__lr=3e-4)
     [one] = run_processes(1, _train_recorded, at(config, "one"), str(tmp_path / "recorded"))
-    for name in ("sharded", "replicated", "shared layers"):
+    for name in layouts:
         shared = at(config, name, launch=LAYOUTS[name])
         two, _ = run_processes(2, _train_replayed, shared, str(tmp_path / "recorded"))
         for a, b in zip(lines(one, "metrics.jsonl"), lines(two, "metrics.jsonl"), strict=True):
