@@ -23,10 +23,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tether.models.cpu_matmul import OneDnnLinear, matmul_transposed
-from tether.support.processor import multiplies_bfloat16
+from tether.support.processor import hide_unusable_amx, multiplies_bfloat16
 
 Product = Callable[[Float[Tensor, "*rows width"]], Float[Tensor, "*rows columns"]]
 
+hide_unusable_amx()
 NATIVE = multiplies_bfloat16()  # of a CPU; GPUs do
 AFTER_ATTENTION = ("o_proj", "out_proj", "c_proj", "dense")  # last layers of attention modules
 

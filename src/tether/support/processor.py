@@ -1,5 +1,8 @@
 """What this processor multiplies by instructions of its own, told by its flags and its maker."""
 
+import ctypes
+import mmap
+import os
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +14,9 @@ BFLOAT16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16"}
 
 AMD, INTEL = "AuthenticAMD", "GenuineIntel"
 
+# push rbx; mov eax, 0x1d; xor ecx, ecx; cpuid; pop rbx; ret: the number of AMX's tile palettes.
+ASK_FOR_PALETTES = bytes.fromhex("53 b8 1d 00 00 00 31 c9 0f a2 5b c3")
+
 
 def capability() -> str:
     """Return AMX, AVX512_BF16, or else torch's own word for its kernels, such as AVX2."""
@@ -18,7 +24,35 @@ def capability() -> str:
     if not usual.startswith("AVX512"):  # ATEN_CPU_CAPABILITY may forbid what the processor has
         return usual
     found = [word for flag, word in BFLOAT16_FLAGS.items() if flag in _flags()]
+    if "AMX" in found and not tile_palettes():
+        found.remove("AMX")
     return found[0] if found else usual
+
+
+def hide_unusable_amx() -> None:
+    """Keep oneDNN from AMX where its first product would end the process; call before that.
+
+    Some virtual machines show AMX's flags and not the CPUID leaf with the shapes of its tiles.
+    oneDNN then configures no tiles and uses them: an illegal instruction.
+    """
+    if "amx_bf16" in _flags() and not tile_palettes():
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+
+@cache
+def tile_palettes() -> int:
+    """Return how many palettes of AMX tiles the processor reports: 1 where AMX can be used.
+
+    Asked of the processor itself (CPUID, leaf 0x1D), as Linux does not show it. Where memory
+    cannot be made executable the flags are trusted.
+    """
+    try:
+        code = mmap.mmap(-1, len(ASK_FOR_PALETTES), prot=mmap.PROT_WRITE | mmap.PROT_EXEC)
+    except OSError:
+        return 1
+    code.write(ASK_FOR_PALETTES)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    return ctypes.CFUNCTYPE(ctypes.c_uint32)(address)()
 
 
 def multiplies_bfloat16() -> bool:
