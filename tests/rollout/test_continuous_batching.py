@@ -64,13 +64,14 @@ def test_greedy_text_of_every_family_is_that_of_generate(family, cache_tokens):
 
 def tokens_read(model, monkeypatch):
     """From now on the shape of every batch of ids that the trunk is given is kept here."""
-    shapes, forward = [], model.model.forward
+    shapes, embedding = [], model.model.embed_tokens
+    forward = embedding.forward
 
-    def recorded(input_ids, **named):
+    def recorded(input_ids):
         shapes.append(tuple(input_ids.shape))
-        return forward(input_ids=input_ids, **named)
+        return forward(input_ids)
 
-    monkeypatch.setattr(model.model, "forward", recorded)
+    monkeypatch.setattr(embedding, "forward", recorded)
     return shapes
 
 

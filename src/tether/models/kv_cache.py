@@ -22,7 +22,7 @@ Store = Float[Tensor, "layers slots heads columns width"]
 class CacheWrite:
     """Where the keys and values of the forward pass under way belong."""
 
-    sources: Int[Tensor, " slots"]  # for each slot written, its row of the batch
+    sources: Int[Tensor, " slots"] | None  # each written slot's row of the batch; None: in order
     slots: Int[Tensor, " slots"]
     columns: Int[Tensor, "slots tokens"]
     # Slots and number of columns attended to. None: the tokens are the first of their rows and
@@ -40,6 +40,13 @@ class SlotCache(Cache):
         self.device = device
         self.lengths = [0] * slots
         self.stores: tuple[Store, Store] | None = None  # keys and values, from the first write on
+        self.cells: Int[Tensor, " cells"] | None = None  # of the pass under way, in every layer
+
+    @property
+    def float_type(self) -> torch.dtype:
+        """Return the format of the keys and values written so far."""
+        assert self.stores is not None, "nothing is written yet"
+        return self.stores[0].dtype
 
     def start_rows(
         self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int
@@ -49,12 +56,8 @@ class SlotCache(Cache):
         places = [slot for copies in slots for slot in copies]
         for source, slot in zip(sources, places, strict=True):
             self.lengths[slot] = lengths[source]
-        self.write = CacheWrite(
-            sources=self._tensor(sources),
-            slots=self._tensor(places),
-            columns=torch.arange(width, device=self.device).expand(len(places), -1),
-            attended=None,
-        )
+        columns = torch.arange(width, device=self.device).expand(len(places), -1)
+        self._prepare(sources, places, columns, attended=None)
 
     def extend_rows(
         self, slots: Sequence[Sequence[int]], lengths: Sequence[int], width: int
@@ -72,12 +75,12 @@ class SlotCache(Cache):
             for slot in copies:
                 self.lengths[slot] += length
         attended = max(self.lengths[slot] for slot in first)
-        sources = self._tensor([i for i, copies in enumerate(slots) for _ in copies])
+        sources = [i for i, copies in enumerate(slots) for _ in copies]
         in_order = first == list(range(len(first)))
-        self.write = CacheWrite(
-            sources=sources,
-            slots=self._tensor([slot for copies in slots for slot in copies]),
-            columns=columns[sources],
+        self._prepare(
+            sources,
+            [slot for copies in slots for slot in copies],
+            columns if len(sources) == len(slots) else columns[self._tensor(sources)],
             attended=(slice(0, len(first)) if in_order else self._tensor(first), attended),
         )
         allowed = torch.arange(attended, device=self.device) <= columns[:, :, None]
@@ -106,11 +109,13 @@ class SlotCache(Cache):
         """Write a layer's new keys and values; return all that the new tokens attend to."""
         if self.stores is None:
             self.stores = self._allocate(key_states), self._allocate(value_states)
+        if self.cells is None:
+            self.cells = self._cells(key_states.shape[1])
         write, found = self.write, []
         for whole, new in zip(self.stores, (key_states, value_states), strict=True):
             store = whole[layer_idx]
-            cells = new.transpose(1, 2)[write.sources]
-            store.transpose(1, 2)[write.slots[:, None], write.columns] = cells
+            copies = new if write.sources is None else new[write.sources]
+            store.flatten(0, 2).index_copy_(0, self.cells, copies.flatten(0, 2))
             if write.attended is not None:
                 slots, columns = write.attended
                 new = store[slots, :, :columns]
@@ -128,6 +133,25 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Return the length and offset of a mask over a row's first tokens."""
         return query_length, 0
+
+    def _prepare(
+        self,
+        sources: list[int],
+        slots: list[int],
+        columns: Int[Tensor, "slots tokens"],
+        attended: tuple[slice | Int[Tensor, " rows"], int] | None,
+    ) -> None:
+        in_order = sources == list(range(len(sources)))
+        self.write = CacheWrite(
+            None if in_order else self._tensor(sources), self._tensor(slots), columns, attended
+        )
+        self.cells = None
+
+    def _cells(self, heads: int) -> Int[Tensor, " cells"]:
+        """Return where each written head and token lies in a layer's flattened keys."""
+        write, columns = self.write, self.shape[2]
+        pairs = write.slots[:, None] * heads + torch.arange(heads, device=self.device)
+        return (pairs[:, :, None] * columns + write.columns[:, None]).flatten()
 
     def _allocate(self, new: Keys) -> Store:
         layers, slots, columns = self.shape

@@ -10,7 +10,7 @@ from tether.config import Config
 from tether.dist.environment import launched_size
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.errors import UserError
-from tether.models.forward import has_packable_attention
+from tether.models.forward import attends_to_whole_rows
 from tether.planning.cost import Cost, memory_bandwidth, operations, sent
 from tether.planning.machine import UNKNOWN, Machine
 from tether.planning.memory import Memory, Part, Phase, plan_memory
@@ -66,7 +66,7 @@ class Plan:
         n = self.networks
         models = [n.actor, n.reference, None if n.critic is None else n.critic.trunk]
         longest = self.longest_prompt + self.config.rollout.max_response_tokens
-        return all(has_packable_attention(model, longest) for model in models if model is not None)
+        return all(attends_to_whole_rows(model, longest) for model in models if model is not None)
 
     @property
     def actor(self) -> Size:

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.data.batching import pad_left, pad_right
-from tether.models.forward import decode_step, output_head, prefill, trunk
+from tether.models.forward import decode_step, output_head, prefill
 from tether.models.kv_cache import SlotCache
+from tether.models.lean_trunk import SamplingTrunk, packed_trunk
 from tether.models.lora import adapter_merged, merged_bytes
-from tether.models.packed_weights import packed_bytes, packed_weights
+from tether.models.packed_weights import packed_bytes
 from tether.models.token_log_probs import tempered_logits
 from tether.rollout.sampler import (
     Done,
@@ -114,7 +115,7 @@ class LocalSampler:
         """Run every episode to its end (see `Sampler.run`)."""
         numbers = range(len(episodes)) if numbers is None else numbers
         rows = [Row(*pair) for pair in zip(numbers, episodes, strict=True)]
-        with adapter_merged(self.model), packed_weights(self.model):
+        with adapter_merged(self.model):
             self._decode(rows, choice)
         close_all(episodes)
         kind = self.model.device.type
@@ -123,8 +124,13 @@ class LocalSampler:
         return collate(rows, float_type)
 
     def _decode(self, rows: list[Row], choice: Draw | Greedy) -> None:
-        network = trunk(self.model)
         cache = self._make_cache(rows)
+        with packed_trunk(self.model, longest_row=cache.spare) as network:
+            self._decode_with(network, cache, rows, choice)
+
+    def _decode_with(
+        self, network: SamplingTrunk, cache: SlotCache, rows: list[Row], choice: Draw | Greedy
+    ) -> None:
         waiting = deque(_groups(rows, len(cache.lengths)))
         live: list[Row] = []  # live[i] is in slot i
         states = torch.empty(0)  # (live, width)
@@ -208,7 +214,7 @@ def _admit(waiting: deque[list[Row]], free: int, slots: int) -> list[list[Row]]:
 
 
 def _prefill_groups(
-    network: PreTrainedModel, cache: SlotCache, groups: list[list[Row]], first_slot: int
+    network: SamplingTrunk, cache: SlotCache, groups: list[list[Row]], first_slot: int
 ) -> Float[Tensor, "rows width"]:
     """Prefill each group's prompt once, in batches of a token budget.
 
@@ -237,7 +243,7 @@ def _budgeted(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _prefill(
-    network: PreTrainedModel,
+    network: SamplingTrunk,
     cache: SlotCache,
     prompts: list[list[int]],
     slots: list[range],
@@ -255,7 +261,7 @@ def _prefill(
 
 
 def _decode_sampled(
-    network: PreTrainedModel, cache: SlotCache, live: list[Row]
+    network: SamplingTrunk, cache: SlotCache, live: list[Row]
 ) -> Float[Tensor, "live width"]:
     """Decode the token that each row sampled, then the observations of some rows."""
     device = cache.device
