@@ -6,6 +6,7 @@ the arithmetic problems are the recipe's own.
 
 import random
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -89,9 +90,17 @@ def update_job(
     return {**job, "epochs": 1, "samples_per_prompt": samples, "share_prompts": share}
 
 
-def time_to_score_job(score: float, eval_every: int, compute: str = "float32") -> Job:
-    """The recipe `arithmetic` for both sides; TRL is given its prompts as text and as ids. The
-    seed of a run is the number of its turn."""
+def time_to_score_job(
+    score: float,
+    eval_every: int,
+    compute: str = "float32",
+    overrides: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Job:
+    """The recipe `arithmetic` for both sides; TRL is given its prompts as text and as ids.
+
+    The seed of a run is the number of its turn. `overrides` are ours, `fields` are TRL's.
+    """
     config = load_config("arithmetic", {"threads": THREADS})
     tokenizer = AutoTokenizer.from_pretrained(assets.resolve(config.model.actor))
 
@@ -102,9 +111,10 @@ def time_to_score_job(score: float, eval_every: int, compute: str = "float32") -
             for ids, columns in zip(found.ids, found.columns, strict=True)
         ]
 
+    in_format = {} if compute == "float32" else {"model.compute": compute}
     return {
         "recipe": "arithmetic",
-        "overrides": {} if compute == "float32" else {"model.compute": compute},
+        "overrides": {**in_format, **(overrides or {})},
         "compute": compute,
         "model": str(assets.resolve(config.model.actor)),
         "train": problems(config.data.train),
@@ -123,6 +133,7 @@ def time_to_score_job(score: float, eval_every: int, compute: str = "float32") -
         "threads": THREADS,
         "repeats": 1,
         "scratch": scratch("time-to-score"),
+        **fields,
     }
 
 

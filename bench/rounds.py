@@ -56,6 +56,7 @@ class Turns:
 
 def measure(block: Block, repeats: int, cache: Path = CACHE) -> Turns:
     turns, gone = Turns(block, cache), set()
+    repeats *= block.turns
     for number in range(repeats):
         for side in block.sides:
             if side.name in gone or len(turns.results[side.name]) > number:
