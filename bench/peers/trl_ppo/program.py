@@ -10,11 +10,14 @@ How settings are matched to ours:
     LoRA           rank, alpha and all linear layers, on policy and critic; the reference is the
                    policy with its adapter off
     reward         a model without weights that answers 0 at once
-    numbers        float32 weights; products in float32, or in bfloat16 by TRL's `bf16`, as ours by
-                   `model.compute`; no gradient checkpointing, no saving, no sample generations
+    numbers        float32 weights; products in float32, or in bfloat16 by autocast, as ours by
+                   `model.compute`. TRL's `bf16` alone does not reach this trainer's Accelerator,
+                   which reads the variable that `accelerate launch --mixed_precision bf16` sets.
+                   No gradient checkpointing, no saving, no sample generations
 TRL does not clip gradients here; ours does, and the time it takes is ours.
 """
 
+import os
 from types import SimpleNamespace
 
 import torch
@@ -64,6 +67,8 @@ def main() -> None:
 
 def run(job: Job) -> Result:
     rows, steps = len(job["prompts"]), job["repeats"] + 1
+    in_bfloat16 = job["compute"] == "bfloat16"
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if in_bfloat16 else "no"
     args = PPOConfig(
         output_dir=job["scratch"],
         per_device_train_batch_size=rows,
@@ -81,7 +86,7 @@ def run(job: Job) -> Result:
         lr_scheduler_type="constant",
         num_sample_generations=0,
         gradient_checkpointing=False,
-        bf16=job["compute"] == "bfloat16",
+        bf16=in_bfloat16,
         use_cpu=True,
         save_strategy="no",
         report_to=[],
