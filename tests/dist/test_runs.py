@@ -166,7 +166,10 @@ LAYOUTS = {
 
 @few_or_many("layouts", ("sharded",), ("replicated", "shared layers"))
 def test_in_bfloat16_losses_differ_by_its_rounding(ragged, tmp_path, layouts):
-    """On the same rollouts, one process against two: losses by less than 0.01, norms by 5%."""
+    """On the same rollouts, one process against two: losses by less than 0.01, norms by 5%.
+
+    With shared layers by 10%: each process rounds its part of a product before the parts are added.
+    """
     config = changed(ragged, model__dtype="float32", model__compute="bfloat16", actor__lr=3e-4)
     [one] = run_processes(1, _train_recorded, at(config, "one"), str(tmp_path / "recorded"))
     for name in layouts:
@@ -176,7 +179,8 @@ def test_in_bfloat16_losses_differ_by_its_rounding(ragged, tmp_path, layouts):
             for metric in ("actor/pg_loss", "critic/vf_loss", "actor/approx_kl", "kl/token_mean"):
                 assert abs(a[metric] - b[metric]) < 0.01, (name, metric)
             for metric in ("actor/grad_norm", "critic/grad_norm"):
-                assert abs(a[metric] / b[metric] - 1) < 0.05, (name, metric)
+                bound = 0.10 if name == "shared layers" else 0.05
+                assert abs(a[metric] / b[metric] - 1) < bound, (name, metric)
 
 
 def _train_recorded(config: dict, folder: str) -> str:
