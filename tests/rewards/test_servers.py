@@ -338,16 +338,17 @@ GOOD = {"url": "http://x/v1", "model": "m", "prompt": "{response}"}
 @table(
     ("kind", "arguments", "problem"),
     [
-        ("judge", {"url": "http://x/v1", "model": "m"}, "arguments.prompt: Field required"),
+        ("judge", {"url": "http://x/v1", "model": "m"}, "kind judge needs arguments.prompt;"),
+        ("judge", {}, "needs arguments.url, arguments.model and arguments.prompt; see docs/"),
         ("judge", {**GOOD, "url": "http://me:secret@x"}, "user or password before the @"),
         ("judge", {**GOOD, "url": "x:80"}, "write http://HOST:PORT"),
         ("judge", {**GOOD, "prompt": "Is it good?"}, "has no {response}"),
         ("judge", {**GOOD, "pattern": "("}, "cannot be read"),
         ("judge", {**GOOD, "pattern": "[0-9]"}, "no group for the score"),
         ("judge", {**GOOD, "pattern": "(.)", "score_field": "a"}, "exclude each other"),
-        ("judge", {**GOOD, "warmth": 1}, "arguments.warmth"),
+        ("judge", {**GOOD, "warmth": 1}, "kind judge has no arguments.warmth, only url, "),
         ("judge", {**GOOD, "key_variable": "sk-123 456"}, "arguments.key_variable"),
-        ("http", {}, "arguments.url: Field required"),
+        ("http", {}, "reward: kind http needs arguments.url; see docs/rewards.md."),
     ],
 )
 def test_wrong_fields_of_a_judge_are_refused_before_training(tiny_config, kind, arguments, problem):

@@ -112,8 +112,8 @@ BOTH_SIDES = [
     ),
     (
         "entropy_collapse",
-        made({"actor/entropy": [2.0] * 6 + [0.15] * 6}),
-        made({"actor/entropy": [2.0] * 6 + [0.25] * 6}),
+        made({"actor/entropy": [2.0] * 6 + [0.35] * 6}),
+        made({"actor/entropy": [2.0] * 6 + [0.45] * 6}),
     ),
     # A task with one right answer leaves nothing to choose from the start.
     (
@@ -187,6 +187,17 @@ BOTH_SIDES = [
         made({"critic/explained_variance": -0.4}),
     ),
     ("clip_fraction", made({"actor/pg_clipfrac": 0.2}), made({"actor/pg_clipfrac": 0.1})),
+    # Seven of twelve iterations, and the last three, above the bound.
+    (
+        "clip_fraction",
+        made({"actor/pg_clipfrac": [0.3] * 7 + [0.05] * 5}),
+        made({"actor/pg_clipfrac": [0.3] * 5 + [0.05] * 7}),
+    ),
+    (
+        "clip_fraction",
+        made({"actor/pg_clipfrac": [0.05] * 9 + [0.2] * 3}),
+        made({"actor/pg_clipfrac": [0.05] * 11 + [0.9]}),
+    ),
     (
         "clip_fraction",
         made({"actor/pg_clipfrac": 0.9}),
@@ -235,6 +246,12 @@ BOTH_SIDES = [
         "heldout_falls",
         made({"score/mean": [0.5] + [1.0] * 11}, evals=evals(0.6, 0.4)),
         made({"score/mean": 1.0}, evals=evals(0.6, 0.4)),
+    ),
+    # They may be lost again by the end; a run that lost all is another trouble.
+    (
+        "heldout_falls",
+        made({"score/mean": [0.5] + [1.0] * 7 + [0.5] * 4}, evals=evals(0.6, 0.4)),
+        made({"score/mean": [0.5] + [1.0] * 4 + [0.0] * 7}, evals=evals(0.6, 0.4)),
     ),
     # 12 iterations of 16 rows: 1% are 1.92 of 192.
     ("unscorable_rows", made(events=events("unscorable", 2)), made(events=events("unscorable", 1))),

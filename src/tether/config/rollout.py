@@ -354,13 +354,23 @@ SERVERS: dict[str, type[ServerArguments]] = {"judge": JudgeArguments, "http": Ht
 
 def _check_arguments(kind: str | None, arguments: dict[str, Any]) -> None:
     """Refuse arguments that do not fit a judge or a reward server."""
-    if kind in SERVERS:
-        try:
-            SERVERS[kind].model_validate(arguments)
-        except ValidationError as error:
-            [first, *_] = error.errors()
-            field = ".".join(map(str, ("arguments", *first["loc"])))
-            raise ValueError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+    if kind not in SERVERS:
+        return
+    try:
+        SERVERS[kind].model_validate(arguments)
+    except ValidationError as error:
+        errors = error.errors()
+        needed = [f"arguments.{e['loc'][0]}" for e in errors if e["type"] == "missing"]
+        if needed:
+            *others, last = needed
+            needed = f"{', '.join(others)} and {last}" if others else last
+            raise ValueError(f"kind {kind} needs {needed}; see docs/rewards.md") from None
+        [first, *_] = errors
+        field = ".".join(map(str, ("arguments", *first["loc"])))
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(SERVERS[kind].model_fields)
+            raise ValueError(f"kind {kind} has no {field}, only {known}") from None
+        raise ValueError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 class RewardPart(Section):
