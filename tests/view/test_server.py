@@ -463,6 +463,29 @@ print({{"torch", "plotly"}} & set(sys.modules))
     assert ended.stdout == "set()\n", ended.stderr
 
 
+def test_a_list_of_rows_loads_torch_beside_the_answers(made):
+    """The first row that is opened need not wait for it."""
+    (made.directory / "rollouts" / "000000.jsonl").write_text('{"schema": 1, "row": 0}\n')
+    code = f"""
+import sys, time
+from pathlib import Path
+from starlette.testclient import TestClient
+from tether.view.server import make_app
+from tether.view.run_reader import Folder
+app = make_app(Folder(Path({str(made.directory.parent)!r})), "127.0.0.1", 8377)
+client = TestClient(app, base_url="http://127.0.0.1:8377")
+assert client.get("/api/runs/made/rollouts/0").status_code == 200
+deadline = time.monotonic() + 100
+while not hasattr(sys.modules.get("tether.view.whatif"), "logged_journey"):
+    assert time.monotonic() < deadline, "never loaded"
+    time.sleep(0.05)
+assert client.get("/api/runs/made/rollouts/0").status_code == 200
+print(sys.modules["torch"].get_num_threads())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout == "1\n", ended.stderr
+
+
 def test_plotly_is_sent_once_and_then_only_asked_for(client):
     first = client.get("/plotly.min.js")
     assert first.status_code == 200

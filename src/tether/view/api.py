@@ -162,7 +162,7 @@ def describe_row(run: Run, iteration: int, number: int) -> Body:
     """Return every number of every token, the computed ones at the run's own settings."""
     rows = rows_of(run, iteration)
     row, config = _row(rows, number), run.read_config()[1]
-    from tether.view.whatif import logged_journey  # loads torch, when a row is first opened
+    from tether.view.whatif import logged_journey  # loads torch
 
     own = settings_of(run, iteration, row)
     journey = logged_journey(rows, number, own, samples_per_prompt(config))

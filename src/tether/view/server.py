@@ -5,10 +5,13 @@ name in a path is looked up in a listing of what there is, and never becomes par
 """
 
 import errno
+import importlib
 import importlib.util
 import os
 import secrets
 import socket
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +120,7 @@ class Pages:
 
     def __init__(self, folder: Folder, demo: bool) -> None:
         self.folder, self.demo = folder, demo
+        self.loading = threading.Thread()
 
     async def index(self, request: Request) -> Response:
         return _file(STATIC / "index.html")
@@ -160,7 +164,10 @@ class Pages:
         return _json(api.read_events(self._run(request), offset, limit))
 
     async def rows(self, request: Request) -> Response:
-        return _json(api.list_rows(self._run(request), _number(request, "iteration")))
+        listed = _json(api.list_rows(self._run(request), _number(request, "iteration")))
+        if not self.loading.is_alive() and "tether.view.whatif" not in sys.modules:
+            self.loading = _load_what_if()
+        return listed
 
     async def heldout(self, request: Request) -> Response:
         return _json(samples.read_heldout(self._run(request), _number(request, "iteration")))
@@ -197,6 +204,15 @@ class Pages:
         if run is None:
             raise api.NotFound("There is no such run.")
         return run
+
+
+def _load_what_if() -> threading.Thread:
+    """Load torch beside the answers: who has seen a list of rows is about to open one."""
+    loading = threading.Thread(
+        target=importlib.import_module, args=["tether.view.whatif"], daemon=True
+    )
+    loading.start()
+    return loading
 
 
 def static_names() -> set[str]:
