@@ -329,6 +329,30 @@ def test_runs_of_different_tasks_are_compared_with_a_warning(page, tmp_path, ser
 
 
 @pytest.mark.long
+def test_the_doctor_speaks_on_the_page_of_a_run(page, tmp_path, served_folder):
+    twins(tmp_path, "ill", 0, 1.0)
+    numbers = {"response/eos_rate": 0.1, "response/length_mean": 9.0}
+    lines = [{"schema": 1, "iteration": i, "score/mean": 0.5, **numbers} for i in range(8)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "ill" / "metrics.jsonl").write_text(text)
+    with served_folder(tmp_path) as address:
+        page.goto(f"{address}/#/run/ill")
+        notice = page.locator(".notice", has_text="cut off at the limit")
+        notice.wait_for()
+        assert page.locator(".notice").count() == 2, "it failed, and responses are cut off"
+        assert not notice.locator("li").first.is_visible()
+        notice.locator("summary").click()
+        shown = notice.inner_text()
+        assert "response/eos_rate: 0.1000 (iteration 0) → 0.1000 (iteration 7)" in shown
+        assert "rollout.max_response_tokens" in shown
+        failed = page.locator(".notice", has_text="The run ended before its time")
+        failed.locator("summary").click()
+        assert "ValueError: ill" in failed.inner_text()
+        page.get_by_role("button", name="中文").click()
+        page.locator(".notice", has_text="很多回答没写完就被截断").wait_for()
+
+
+@pytest.mark.long
 def test_every_place_is_reached_by_single_keys(page, address):
     page.goto(address)
     page.locator(".run a").first.wait_for()

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from tether.planning import machine, preview
 
@@ -53,3 +54,10 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
         machine, "Path", lambda *p: tmp_path / p[1] if p[0] == "/sys/fs/cgroup" else path(*p)
     )
     assert machine.free_bytes("cpu") == 600
+
+
+def test_the_rate_is_that_of_the_quickest_product(monkeypatch):
+    """Three products of 0.1, 0.01 and 0.29 s: two of them waited for another program."""
+    clock = iter([0.0, 0.0, 0.1, 0.1, 0.11, 0.11, 0.4, 0.4])
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    assert machine._teraflops("cpu", torch.float32) == pytest.approx(2 * 768**3 / 0.01 / 1e12)

@@ -49,6 +49,7 @@ def test_an_export_holds_every_answer_that_the_page_asks_for(runs, client, tmp_p
     written = dict(body_of(f.read_text()) for f in (tmp_path / "out" / "data").iterdir())
     rows = client.get("/api/runs/gae/rollouts/1").json()["rows"]
     paths = ["/api/runs", "/api/runs/gae", "/api/runs/gae/evals", "/api/runs/gae/events"]
+    paths.append("/api/runs/gae/notices")
     paths += [f"/api/runs/gae/rollouts/1/{row['row']}" for row in rows]
     paths += ["/api/runs/gae/rollouts/1", "/api/runs/gae/rollouts/0"]
     fresh = client_of(folder)

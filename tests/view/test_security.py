@@ -115,6 +115,7 @@ ENDPOINTS = [
     "/api/runs/{}/series?names=secret/mean",
     "/api/runs/{}/evals",
     "/api/runs/{}/events",
+    "/api/runs/{}/notices",
     "/api/runs/{}/rollouts/0",
     "/api/runs/{}/rollouts/0/0",
     "/api/runs/good/{}",
@@ -144,7 +145,7 @@ def test_no_path_reaches_a_byte_outside_the_runs(port, place):
 @table("run", LINKED)
 @table(
     "tail",
-    ["", "/series?names=secret/mean", "/evals", "/events", "/rollouts/0", "/rollouts/0/0",
+    ["", "/series?names=secret/mean", "/evals", "/events", "/notices", "/rollouts/0", "/rollouts/0/0",
      "/rollouts/0/0/whatif"],
 )  # fmt: skip
 def test_no_link_is_followed_out_of_the_folder(port, run, tail):

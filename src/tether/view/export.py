@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tether.errors import UserError
-from tether.view import api, pictures, samples
+from tether.view import api, notices, pictures, samples
 from tether.view.run_reader import Folder, Run
 from tether.view.security import CONTENT_SECURITY_POLICY
 from tether.view.server import STATIC, plotly_file, static_names
@@ -51,6 +51,7 @@ def _answers(run: Run) -> Iterator[tuple[str, api.Body]]:
     yield f"{base}/series", api.read_series(run, described["names"], 0, None)
     yield f"{base}/evals", api.read_evals(run)
     yield f"{base}/events", api.read_events(run, 0, api.MAX_EVENTS)
+    yield f"{base}/notices", notices.read_notices(run)
     for iteration in described["heldout"]:
         yield f"{base}/heldout/{iteration}", samples.read_heldout(run, iteration)
     for iteration in described["rollouts"]:

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tether.errors import UserError
-from tether.view import api, batch, pictures, samples
+from tether.view import api, batch, notices, pictures, samples
 from tether.view.run_reader import Folder, Run
 from tether.view.security import Guard, is_loopback
 
@@ -95,6 +95,7 @@ def make_app(
         Route(f"{run}/series", pages.series),
         Route(f"{run}/evals", pages.evals),
         Route(f"{run}/events", pages.events),
+        Route(f"{run}/notices", pages.notices),
         Route(f"{run}/heldout/{{iteration}}", pages.heldout),
         Route(f"{run}/history", pages.history),
         Route(f"{run}/rollouts/{{iteration}}", pages.rows),
@@ -162,6 +163,9 @@ class Pages:
         offset = _count(query.get("offset", "0"), "offset")
         limit = _count(query.get("limit", "100"), "limit")
         return _json(api.read_events(self._run(request), offset, limit))
+
+    async def notices(self, request: Request) -> Response:
+        return _json(notices.read_notices(self._run(request)))
 
     async def rows(self, request: Request) -> Response:
         listed = _json(api.list_rows(self._run(request), _number(request, "iteration")))

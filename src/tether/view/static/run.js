@@ -5,6 +5,7 @@ import { Board } from "./board.js";
 import { h, link, scrollTable } from "./dom.js";
 import { csvButton, tableCells } from "./download.js";
 import { meaningOf } from "./glossary.js";
+import { Notices } from "./notices.js";
 import { facts } from "./runs.js";
 import { seriesOf } from "./series.js";
 import { fullValue, number } from "./text.js";
@@ -35,6 +36,7 @@ class RunView {
     Object.assign(this, { page, id });
     this.board = new Board(() => page.soon());
     this.summary = h("div");
+    this.notices = new Notices(id);
     this.evals = h("section");
     this.meanings = h("details", { class: "card" });
     this.element = h(
@@ -43,6 +45,7 @@ class RunView {
       runTabs(id, "curves"),
       h("h1", { class: "model-text" }, id),
       this.summary,
+      this.notices.element,
       this.board.element,
       this.evals,
       this.meanings,
@@ -68,6 +71,7 @@ class RunView {
     this.evals.replaceChildren(...evalTable(series.evals));
     this.explain(series.about);
     await this.board.show([{ members: [series], index: 0 }]);
+    await this.notices.refresh();
   }
 
   explain({ names, glossary }) {
