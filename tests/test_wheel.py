@@ -100,3 +100,16 @@ def test_in_an_empty_environment_demo_trace_and_page_work(installed, tmp_path):
     finally:
         page.terminate()
         page.wait()
+
+
+@pytest.mark.long
+def test_the_notebook_runs_from_the_wheel_in_four_minutes(installed, tmp_path, monkeypatch):
+    """By a kernel, cell by cell; its pictures are pictures."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from measure_install import NOTEBOOK_SECONDS, Machine, run_notebook
+
+    machine = Machine(tmp_path)
+    machine.run(installed / "pip", "install", "--quiet", "matplotlib", "nbclient", "ipykernel")
+    found = run_notebook(machine, installed)
+    assert found["pictures"] == 3
+    assert found["number"] < found["picture"] < found["all"] < NOTEBOOK_SECONDS

@@ -167,7 +167,7 @@ def test_what_a_tool_wrote_is_hatched_and_called_so(page, run, address):
     assert painted == [not tool for tool in hatched], "no number of a tool's token is shown"
     page.locator(".chip").first.focus()
     assert "not written by the policy" in page.locator(".detail").inner_text()
-    assert page.locator(".chip").nth(2).inner_text() == "␊"
+    assert page.locator(".chip").nth(2).inner_text() == "↵"
 
 
 @pytest.mark.long

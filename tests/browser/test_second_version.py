@@ -329,6 +329,32 @@ def test_runs_of_different_tasks_are_compared_with_a_warning(page, tmp_path, ser
 
 
 @pytest.mark.long
+def test_a_run_that_is_not_whole_says_what_is_missing_and_shows_the_rest(
+    page, tmp_path, served_folder
+):
+    """One iteration, of another schema, a damaged line, no rows, no evaluations, no events."""
+    run = tmp_path / "old"
+    run.mkdir()
+    (run / "config.yaml").write_text("schema: 0\ntrain: {iterations: 9}\n")
+    (run / "metrics.jsonl").write_text('{"schema": 0, "iteration": 0, "score/mean": 0.25}\n{bad\n')
+    with served_folder(tmp_path) as address:
+        page.goto(f"{address}/#/run/old")
+        page.locator(".chart .js-plotly-plot").first.wait_for()
+        assert page.evaluate("document.querySelector('.js-plotly-plot').data[0].y[0]") == 0.25
+        banner = page.locator("#banner").inner_text()
+        assert "schema 0" in banner
+        assert "line 2" in banner
+        page.get_by_text("A run is judged once it has 5 iterations.").wait_for()
+        for place, said in (
+            ("iteration/last", "This run has written no rows yet."),
+            ("heldout", "no held-out responses"),
+            ("events", "Nothing unusual happened."),
+        ):
+            page.goto(f"{address}/#/run/old/{place}")
+            page.get_by_text(said).first.wait_for()
+
+
+@pytest.mark.long
 def test_the_doctor_speaks_on_the_page_of_a_run(page, tmp_path, served_folder):
     twins(tmp_path, "ill", 0, 1.0)
     numbers = {"response/eos_rate": 0.1, "response/length_mean": 9.0}

@@ -60,7 +60,7 @@ function resultTable(a, b, runs) {
   const names = [...new Set(pair.flatMap((run) => Object.keys(run?.last ?? {})))];
   const cell = (value) => h("td", { class: "num", title: fullValue(value) }, number(value ?? null));
   const line = (words, of) => h("tr", {}, h("th", { scope: "row" }, words), pair.map((run) => cell(run && of(run))));
-  const state = h("tr", {}, h("th", { scope: "row" }, t("state")), pair.map((run) => h("td", {}, run ? t(run.state) : "–")));
+  const state = h("tr", {}, h("th", { scope: "row" }, t("state")), pair.map((run) => h("td", { class: "num" }, run ? t(run.state) : "–")));
   const rows = [
     state,
     line(t("iteration"), (run) => run.iterations),

@@ -40,6 +40,7 @@ const HIDDEN = /(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/g
 
 function symbolOf(character) {
   const code = character.codePointAt(0);
+  if (character === "\n") return "↵"; // more fonts have it than ␊
   if (code < 0x20) return String.fromCodePoint(0x2400 + code); // ␀ … ␛ … ␟
   if (code === 0x7f) return "␡";
   return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
