@@ -206,7 +206,8 @@ def shortened(words: list[str]) -> list[str]:
     """Return the words with names that exist here, and fields that make it quick."""
     command, *rest = [NAMES.get(word, word) for word in words]
     if command == "view":
-        return [command, *rest, *([] if "--export" in rest else ["--export", f"page-{len(rest)}"])]
+        own = "-".join(["page", *rest]).replace("/", "-")
+        return [command, *rest, *([] if "--export" in rest else ["--export", own])]
     quick = {"train": SHORT, "eval": {"--train.eval_prompts": "4"}, "sft": STAGE_SHORT}
     fields = quick.get(command, STAGE_SHORT if command == "reward-model" else {})
     kept, left = [], iter(rest)
@@ -252,7 +253,8 @@ def made_runs(tmp_path_factory) -> Path:
 
 def place_runs(made: Path, words: list[str]) -> None:
     """Put the short runs where the words name some that are not there."""
-    for word in [word.removeprefix("model:") for word in words]:
+    named = words[:2] if words[0] == "export" else words  # not where it is exported to
+    for word in [word.removeprefix("model:") for word in named]:
         name = Path(*Path(word).parts[:2])
         if word.startswith(("runs/", "out/")) and not name.exists():
             kind = "sft" if "sft" in name.name else "rm" if name.name.startswith("r") else "ppo"
@@ -263,6 +265,7 @@ def place_runs(made: Path, words: list[str]) -> None:
 @pytest.mark.parametrize("page", sorted({line.page for line in RUN}))
 def test_every_command_of_a_page_runs(page, typed, made_runs, monkeypatch):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
+    place_runs(made_runs, ["view", "runs/arithmetic-001"])  # a reader has trained by now
     texts = {line.text: line for line in RUN if line.page == page}
     for number, line in enumerate(texts.values()):
         command = line.words[1]
@@ -278,7 +281,8 @@ def test_every_command_of_a_page_runs(page, typed, made_runs, monkeypatch):
         if command in ("train", "sft", "reward-model"):
             words = own_directory(words, f"out/{number}")
         code, err = typed(words)
-        assert code == 0, (line, words, err)
+        found = {0, 1} if command == "doctor" else {0}  # 1: it found something in so short a run
+        assert code in found, (line, words, err)
 
 
 def own_directory(words: list[str], directory: str) -> list[str]:
