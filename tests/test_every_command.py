@@ -154,17 +154,20 @@ def blocks(page: str, language: str) -> list[str]:
 def write_files() -> None:
     """The files that the pages show or speak of, in the current folder."""
     sums = [{"prompt": f"{a}+3=?", "answer": str(a + 3)} for a in range(10, 40)]
-    for name in ("train.jsonl", "test.jsonl", "my_prompts.jsonl", "test.csv", "train.parquet"):
+    talked = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in sums]
+    write_rows("train.jsonl", talked)  # as TRL has them
+    for name in ("test.jsonl", "my_prompts.jsonl", "test.csv"):
         write_rows(name, sums)
     graded = [
         {
             "data_source": "sums",
             "prompt": [{"role": "user", "content": row["prompt"]}],
             "reward_model": {"style": "rule", "ground_truth": row["answer"]},
+            "answer": row["answer"],
         }
         for row in sums
     ]
-    for name in ("gsm8k.parquet", "test.parquet"):
+    for name in ("gsm8k.parquet", "train.parquet", "test.parquet"):
         write_rows(name, graded)
     talk = [{"prompt": row["prompt"], "response": row["answer"]} for row in sums[:6]]
     for name in ("talk.jsonl", "talk-heldout.jsonl"):
@@ -206,7 +209,7 @@ def shortened(words: list[str]) -> list[str]:
     """Return the words with names that exist here, and fields that make it quick."""
     command, *rest = [NAMES.get(word, word) for word in words]
     if command == "view":
-        own = "-".join(["page", *rest]).replace("/", "-")
+        own = "-".join(["shown", *rest]).replace("/", "-")
         return [command, *rest, *([] if "--export" in rest else ["--export", own])]
     quick = {"train": SHORT, "eval": {"--train.eval_prompts": "4"}, "sft": STAGE_SHORT}
     fields = quick.get(command, STAGE_SHORT if command == "reward-model" else {})

@@ -144,7 +144,7 @@ def critic_explains_nothing(e: Evidence) -> Found:
 
 
 def clip_fraction(e: Evidence) -> Found:
-    """Many tokens are clipped, at the end or for most of the run: such a run soon ends otherwise."""
+    """Many tokens are clipped, at the end or for most of the run: it soon ends otherwise."""
     clipped = e.series("actor/pg_clipfrac")
     typical = max(end(clipped), statistics.median(p.value for p in clipped))
     if e.setting("actor.update.kind") not in (None, "clip") or typical < MAX_CLIP_FRACTION:
