@@ -80,6 +80,7 @@ def visit(page, watch: Watch, runs: list[str], exported: bool) -> str:
     note("the list of runs")
 
     go(run, ".chart .js-plotly-plot")
+    page.locator(".notice").first.wait_for()  # the message of the event that ended the run
     for details in page.locator("details").all():
         details.evaluate("e => { e.open = true }")
     for name in payloads()[5:11]:
