@@ -145,8 +145,8 @@ def test_no_path_reaches_a_byte_outside_the_runs(port, place):
 @table("run", LINKED)
 @table(
     "tail",
-    ["", "/series?names=secret/mean", "/evals", "/events", "/notices", "/rollouts/0", "/rollouts/0/0",
-     "/rollouts/0/0/whatif"],
+    ["", "/series?names=secret/mean", "/evals", "/events", "/notices", "/rollouts/0",
+     "/rollouts/0/0", "/rollouts/0/0/whatif"],
 )  # fmt: skip
 def test_no_link_is_followed_out_of_the_folder(port, run, tail):
     status, text = get(port, f"/api/runs/{run}{tail}")
