@@ -65,6 +65,9 @@ SHORT = {
 }
 STAGE_SHORT = {"--threads": "1", "--train.minibatch_rows": "2", "--train.passes": "1"}
 NAMES = {"path/to/model": "tether:starter", "MODEL": "tether:starter", "RUN": "runs/mine-001"}
+NAMES["QUESTION"] = json.loads(
+    (ROOT / "src/tether/assets/arithmetic/train.jsonl").read_text("utf-8").splitlines()[0]
+)["prompt"]  # one of that run's data
 
 
 @dataclass(frozen=True)
