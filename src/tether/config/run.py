@@ -153,7 +153,7 @@ class DataFile(Section):
     """One of several files of prompts that are mixed."""
 
     path: str
-    """a `.jsonl`, `.csv` or `.parquet` file, `reasoning_gym:FAMILY`, or `environment`"""
+    """a `.jsonl`, `.csv`, `.parquet` or `.arrow` file, `reasoning_gym:FAMILY`, or `environment`"""
     weight: PositiveFloat = 1.0
     """how often it is drawn from, relative to the other files"""
     arguments: dict[str, Any] = {}
@@ -168,6 +168,11 @@ class DataFile(Section):
     def is_generated(self) -> bool:
         """Return whether the rows are made and not read."""
         return self.is_environment or self.path.startswith("reasoning_gym:")
+
+    @property
+    def is_mapped(self) -> bool:
+        """Return whether the file stays on the disk, and its rows are read when they are drawn."""
+        return self.path.lower().endswith(".arrow")
 
     @property
     def own_arguments(self) -> dict[str, Any]:
@@ -259,7 +264,7 @@ class CurriculumSection(Section):
 
 
 class DataSection(Section):
-    """Prompts: rows of JSON lines, CSV or parquet; other columns go to the reward."""
+    """Prompts: rows of JSON lines, CSV, parquet or arrow; other columns go to the reward."""
 
     train: Annotated[str | DataFiles, BeforeValidator(_path_or_files)]
     """training prompts: a file, `reasoning_gym:NAME`, `environment`, or a list of {path, weight}"""
@@ -285,6 +290,8 @@ class DataSection(Section):
     """draw prompts by difficulty or staleness and retire solved ones; null = pass over the data"""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """what to do with a malformed row: stop before training, or skip it; both name its line"""
+    cache: str | None = None
+    """a folder: files are tokenised into it once, and their rows are read when they are drawn"""
 
     @model_validator(mode="after")
     def _plain_text_has_no_system_turn(self) -> DataSection:
@@ -431,6 +438,8 @@ class RunConfig(Section):
     """cpu, cuda, or auto: cuda if there is one"""
     threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
     """CPU threads; the same number gives the same bits (default: the available cores)"""
+    deterministic: bool = False
+    """on GPUs: only kernels that repeat byte for byte, which are slower; CPUs always repeat"""
 
     _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -488,6 +497,7 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
     put(found, "start")  # of a recipe of several stages
     put(model, "actor", "reference", "critic", "start")
     put(data, "train", "heldout", change=source)
+    put(data, "cache")
     put(found.get("train"), "probe")
     sets = data.get("heldout") if isinstance(data, dict) else None
     named = sets if isinstance(sets, dict) else {}

@@ -31,6 +31,7 @@ from tether.ppo.scoring import NUM_TRIED, Trial, response_text, try_reward
 from tether.ppo.selfcheck import check_start
 from tether.rewards.functions import Reward, learned_model, parts_of
 from tether.run.directory import EVALS, REWARD_LOG, VERDICTS
+from tether.run.metrics import Event
 from tether.run.reader import read_lines
 from tether.support.user_code import own_files
 from tether.train.checkpoint import (
@@ -251,6 +252,8 @@ class PPOTraining:
         if iteration == 0 and self.pretrained is not None:
             metrics |= self.pretrained.metrics()
             outcome.events.append(self.pretrained.event())
+        skipped = roles.train_prompts.newly_broken()  # of files that are read as they are drawn
+        outcome.events.extend(Event("bad_row", problem) for problem in skipped)
         self.controls = outcome.next_controls(metrics, config)
         refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
         if is_due(iteration + 1, refresh_every):
