@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from tether.config.base import SCHEMA, Section, cores
+from tether.config.devices import DEVICES, Device
 from tether.support.http import refuse_userinfo
 
 if TYPE_CHECKING:
@@ -398,10 +399,28 @@ class LaunchSection(Section):
     """processes that share the layers of one copy of a model"""
     timeout_seconds: PositiveFloat = 600.0
     """the run ends if a process keeps the others waiting for longer; the error names it"""
+    device_kind: str | None = None
+    """a device by name, such as h100-80gb: its data sheet is what `tether check` plans with"""
     teraflops: PositiveFloat | None = None
     """speed of a device, in 1e12 operations per second, for the times of `tether check`"""
+    bandwidth_gigabytes: PositiveFloat | None = None
+    """what a device reads from its own memory, in 1e9 bytes per second: decoding waits for it"""
     link_gigabytes: PositiveFloat | None = None
-    """bandwidth of a device, in 1e9 bytes per second, for the same"""
+    """what a device sends to another, in 1e9 bytes per second, for the same"""
+
+    @property
+    def device(self) -> Device | None:
+        """The device of that name."""
+        return None if self.device_kind is None else DEVICES[self.device_kind]
+
+    @model_validator(mode="after")
+    def _device_is_known(self) -> LaunchSection:
+        if self.device_kind is not None and self.device_kind not in DEVICES:
+            raise ValueError(
+                f"device_kind is {self.device_kind!r}; write one of {', '.join(DEVICES)}, or give "
+                f"teraflops, bandwidth_gigabytes and link_gigabytes"
+            )
+        return self
 
     @model_validator(mode="after")
     def _address_has_no_secret(self) -> LaunchSection:
