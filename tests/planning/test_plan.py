@@ -463,13 +463,16 @@ def test_a_named_device_gives_rates_and_their_source(tiny_config, kind, compute,
     config = configured(tiny_config, launch={"device_kind": kind}, model__compute=compute)
     rates = rates_of(config, Machine(10**9, 0.05))
     assert (rates.teraflops, rates.bandwidth, rates.link) == pytest.approx(expected)
-    assert f"NVIDIA's data sheet, {kind.split('-')[0].upper()} SXM" in rates.whence
+    peak = expected[0] / 0.4
+    assert rates.whence.startswith(f"40% of {peak:g} TFLOP/s in {compute}, 70% of ")
+    assert rates.whence.endswith(f"(NVIDIA's data sheet, {kind.split('-')[0].upper()} SXM)")
 
 
 def test_what_was_measured_goes_before_a_data_sheet(tiny_config):
     launch = {"device_kind": "h100-80gb", "teraflops": 300, "bandwidth_gigabytes": 2000}
     rates = rates_of(configured(tiny_config, launch=launch), None)
     assert (rates.teraflops, rates.bandwidth, rates.link) == (300, 2e12, 0.7 * 450e9)
+    assert rates.whence.startswith("70% of 450 GB/s between devices (")
 
 
 def test_a_plan_says_whether_it_fits_the_named_device(planned):

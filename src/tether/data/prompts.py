@@ -163,7 +163,7 @@ class PromptSet:
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt, as far as they are known before the run."""
-        return max([*map(len, self.prompts.ids), self.unread_tokens])
+        return max(max(map(len, self.prompts.ids), default=0), self.unread_tokens)
 
     def without(self, others: "PromptSet") -> "PromptSet":
         """Return a copy without the generated prompts that `others` has as well."""

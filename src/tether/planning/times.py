@@ -64,11 +64,14 @@ def rates_of(config: Config, machine: Machine | None) -> Rates:
         REACHED_BYTES * device.bandwidth_gigabytes * 1e9,
         REACHED_BYTES * device.link_gigabytes * 1e9,
     )
-    whence = (
-        f"{launch.device_kind}: {REACHED_PRODUCTS:.0%} of {peak:g} TFLOP/s in "
-        f"{number_format(config)}, {REACHED_BYTES:.0%} of {device.bandwidth_gigabytes:g} GB/s of "
-        f"memory and {device.link_gigabytes:g} GB/s between devices ({device.source})"
+    share = f"{REACHED_BYTES:.0%} of"
+    told = (
+        f"{REACHED_PRODUCTS:.0%} of {peak:g} TFLOP/s in {number_format(config)}",
+        f"{share} {device.bandwidth_gigabytes:g} GB/s of memory",
+        f"{share} {device.link_gigabytes:g} GB/s between devices",
     )
+    taken = ", ".join(text for text, rate in zip(told, given, strict=True) if rate is None)
+    whence = f"{taken} ({device.source})" if taken else "one after the other"
     return Rates(*(a or b for a, b in zip(given, usual, strict=True)), whence=whence)
 
 

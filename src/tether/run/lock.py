@@ -96,9 +96,9 @@ def _take_by_name(run: Path) -> None:
     """Write this process's name into the run, if no other one's is there that may still run."""
     mine = {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())}
     path, written = run / HOLDER, run / f".{HOLDER}.{mine['host']}.{mine['pid']}"
+    holder = _holder(run)
     written.write_text(json.dumps(mine))
     try:
-        holder = _holder(run)
         if holder is not None and _has_ended(holder):
             path.unlink(missing_ok=True)
         os.link(written, path)  # the whole file at once, and only where there is none
