@@ -73,21 +73,23 @@ def cached_prompts(
 
 def longest_prompt(file: ArrowFile) -> int:
     """Return the tokens of a cache's longest prompt."""
-    import pyarrow.compute as pc
+    import pyarrow.compute
 
+    pc: Any = pyarrow.compute  # whose functions are made when it is imported
     lengths = [pc.max(pc.list_value_length(batch.column(IDS))).as_py() for batch in file.batches]
     return max((length for length in lengths if length is not None), default=0)
 
 
 def identity(data: DataSection, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """Return what the ids of a prompt depend on beside its row, by the name that a user knows."""
-    backend = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
+    backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    content = tokenizer.get_vocab() if backend is None else backend.to_str()
     added = {str(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()}
     template = tokenizer.chat_template
     day = getattr(tokenizer, TIME_ATTRIBUTE, None) if asks_for_date(tokenizer) else None
     tools = getattr(tokenizer, TOOLS_ATTRIBUTE, None)
     return {
-        "tokenizer": _digest([backend, added, tokenizer.special_tokens_map]),
+        "tokenizer": _digest([content, added, tokenizer.special_tokens_map]),
         "chat template": _digest([template, tools]),
         "data.date": str(day),
         "data.prompt_column": data.prompt_column,
