@@ -18,6 +18,7 @@ from tether.run.metrics import Event
 from tether.types import Moments
 
 LISTENING = "0A"
+DTYPES = (torch.uint8, torch.float64, torch.int64, torch.bfloat16, torch.float32)
 
 
 def listeners() -> list[str]:
@@ -98,6 +99,23 @@ def test_errors_come_back_as_what_they_were():
     assert "too much" in str(foreign)
 
 
+def test_tensors_of_odd_sizes_lie_side_by_side():
+    """Each is read in place, so it must begin where its numbers may."""
+    given = [torch.arange(n, dtype=dtype) for n in (1, 3, 17) for dtype in DTYPES]
+    found = unpack(pack(given))
+    for before, after in zip(given, found, strict=True):
+        assert after.dtype == before.dtype
+        assert after.tolist() == before.tolist()
+    large = torch.rand(1000, 1000)
+    assert len(pack(large)) < large.nbytes + 500  # not as text, which takes a third more
+
+
+def framed(text: str) -> torch.Tensor:
+    """What a foreign program could send: a length and JSON."""
+    content = len(text).to_bytes(8, "little") + text.encode()
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
 @table(
     "content",
     [
@@ -107,10 +125,11 @@ def test_errors_come_back_as_what_they_were():
         '{"!": "dataclass", "module": "tether.api", "class": "train", "fields": {}}',
         '{"!": "error", "module": "tether.api", "class": "os.system", "args": [""], "state": {}}',
         '{"!": "other"}',
+        '{"!": "tensor", "dtype": "float32", "shape": [9], "start": 0}',
     ],
 )
 def test_nothing_but_data_is_made_of_what_was_received(content):
-    with pytest.raises((ValueError, AttributeError)):
-        unpack(content.encode())
+    with pytest.raises((ValueError, AttributeError, RuntimeError)):
+        unpack(framed(content))
     with pytest.raises(TypeError, match="cannot be sent"):
         pack(object())

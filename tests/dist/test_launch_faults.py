@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from helpers import changed, read_jsonl
+import torch
+from helpers import changed, read_jsonl, table
 
 from dist.processes import _server, free_port
 from tether import api
@@ -19,6 +21,8 @@ from tether.config import LaunchSection
 from tether.dist import ray_launch
 from tether.dist.ray_cluster import connected, import_ray
 from tether.errors import OthersLost, RunStopped, UserError
+from tether.ppo.roles import pick_device
+from tether.train import session
 
 
 def _train(rank, size, port, config, ending) -> None:
@@ -246,3 +250,64 @@ def test_ray_shares_the_cores_out(tiny_config):
     on_ray = changed(tiny_config, launch=LaunchSection(kind="ray", num_workers=2).model_dump())
     assert api.as_config(on_ray).threads == max(1, alone // 2)
     assert api.as_config(changed(on_ray, threads=7)).threads == 7
+
+
+@table(
+    "gpus, workers, device, wanted",
+    [
+        (0, 2, "auto", False),
+        (2, 2, "auto", True),
+        (8, 2, "auto", True),
+        (0, 2, "cuda", True),  # waits for them
+        (8, 2, "cpu", False),
+    ],
+)
+def test_workers_get_a_gpu_each_where_there_are_enough(gpus, workers, device, wanted):
+    cluster = SimpleNamespace(
+        cluster_resources=lambda: {"CPU": 8, **({"GPU": gpus} if gpus else {})}
+    )
+    assert ray_launch._wants_gpu(cluster, device, workers) is wanted
+
+
+def test_too_few_gpus_for_auto_are_refused_and_not_replaced_by_cpus():
+    cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 64, "GPU": 3})
+    with pytest.raises(UserError, match=r"has 3 GPUs for launch\.num_workers = 4: write --device"):
+        ray_launch._wants_gpu(cluster, "auto", 4)
+
+
+def test_waiting_for_gpus_is_called_so():
+    said = []
+    cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 64, "GPU": 3})
+    settings = LaunchSection(kind="ray", num_workers=4)
+    driver = ray_launch._Driver(
+        cluster, None, None, settings, lambda *told: said.append(told), None, use_gpu=True
+    )
+    driver._wait_for_room()
+    assert said == [
+        (
+            "warned",
+            "waiting for room: launch.num_workers = 4 needs a GPU each, and the cluster has 3",
+        )
+    ]
+
+
+def test_more_processes_than_gpus_of_a_machine_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="Process 2 of this machine has no GPU, as there are 2"):
+        pick_device("auto")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_determinism_is_switched_on_for_gpus_that_ask_for_it(tiny_config, monkeypatch, device):
+    """On a CPU bits repeat without, and other kernels would give others."""
+    asked = []
+    monkeypatch.setattr(session, "repeat_on_gpus", lambda: asked.append(device))
+    monkeypatch.setattr(session, "pick_device", torch.device)
+    config = api.as_config(changed(tiny_config, deterministic=True, device=device))
+    built = SimpleNamespace(close=lambda: None)
+    job = SimpleNamespace(config=config, build=lambda reading: built)
+    with ExitStack() as held:
+        session._build(job, SimpleNamespace(reading=None), held)
+    assert asked == (["cuda"] if device == "cuda" else [])

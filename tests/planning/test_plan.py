@@ -12,9 +12,11 @@ from transformers import GPT2Config, LlamaConfig
 from tether import api
 from tether.errors import UserError
 from tether.models.forward import output_head, trunk
-from tether.planning.cost import memory_bandwidth, operations, sent
+from tether.planning.cost import decoding, memory_bandwidth, model_operations, operations, sent
 from tether.planning.dry_run import Batch, HeadedTrunk, backward_peak
 from tether.planning.machine import Machine
+from tether.planning.times import rates_of, stated_peak
+from tether.support.units import byte_text, time_text
 
 # tiny_model_dir: width 32, two heads of 16, two layers of q, k, v, o (32 x 32), gate, up, down
 # (32 x 64) and two norms; an embedding of 260 that is the head as well, and a last norm.
@@ -413,3 +415,120 @@ def test_a_plan_says_the_peak_of_the_other_format(planned):
 def test_a_plan_says_what_bfloat16_gains_here(planned, gain, sentence):
     plan = replace(planned(), machine=Machine(2**34, 0.1, "AVX2", gain))
     assert ("compute", "float32", sentence) in plan.lines()
+
+
+def test_decoding_is_counted_in_steps_that_read_all_weights(planned):
+    """6 rows a process at once: 8 steps. A step reads the weights, and 9 + 8 / 2 cached tokens of
+    each row: keys and values of two heads of 16 in two layers, 4 bytes each."""
+    fast = {"num_workers": 2, "teraflops": 1e3, "bandwidth_gigabytes": 1e-3}
+    plan = planned(launch=fast)
+    found = decoding(plan.demand)
+    assert (found.steps, found.launches) == (8, 0)
+    assert found.step_bytes == 4 * ACTOR + 6 * 13 * (2 * 2 * 2 * 16 * 4)
+    assert found.step_operations == 2 * ACTOR * 6
+    seconds = 8 * found.step_bytes / 1e6 + 2 * ACTOR * 6 * 9 / 2e15
+    [line] = [line for line in plan.time_lines() if line[0] == "sampling"]
+    assert line[1] == time_text(seconds)
+    assert line[2] == f"8 steps, each reads {byte_text(found.step_bytes)}; bound by memory"
+
+    slow = planned(launch=fast | {"teraflops": 1e-9})
+    assert decoding(slow.demand).seconds(1e-9, 1e6) == (8 * 2 * ACTOR * 6 / 1e3, "products")
+
+
+def test_rows_that_do_not_fit_the_cache_are_sampled_in_waves(planned):
+    """34 tokens of cache are two rows of 17: 6 rows are three waves of 8 steps."""
+    fields = {"launch": {"num_workers": 2}, "rollout__cache_tokens": 34}
+    assert decoding(planned(**fields).demand).steps == 24
+
+
+def test_a_gpu_s_host_starts_kernels_one_by_one_for_the_local_sampler(planned):
+    """82 a step and 85 a layer, at 6 microseconds each."""
+    plan = planned(launch={"device_kind": "h100-80gb"})
+    found = decoding(plan.demand)
+    assert found.launches == 82 + 2 * 85
+    seconds, bound = found.seconds(400, 3e12)
+    assert seconds == pytest.approx(8 * 252 * 6e-6)
+    assert bound == "the host, which starts its kernels"
+
+
+@table(
+    "kind, compute, expected",
+    [
+        ("h100-80gb", "float32", (0.4 * 67, 0.7 * 3350e9, 0.7 * 450e9)),
+        ("h100-80gb", "bfloat16", (0.4 * 989, 0.7 * 3350e9, 0.7 * 450e9)),
+        ("a100-40gb", "bfloat16", (0.4 * 312, 0.7 * 1555e9, 0.7 * 300e9)),
+    ],
+)
+def test_a_named_device_gives_rates_and_their_source(tiny_config, kind, compute, expected):
+    config = configured(tiny_config, launch={"device_kind": kind}, model__compute=compute)
+    rates = rates_of(config, Machine(10**9, 0.05))
+    assert (rates.teraflops, rates.bandwidth, rates.link) == pytest.approx(expected)
+    peak = expected[0] / 0.4
+    assert rates.whence.startswith(f"40% of {peak:g} TFLOP/s in {compute}, 70% of ")
+    assert rates.whence.endswith(f"(NVIDIA's data sheet, {kind.split('-')[0].upper()} SXM)")
+
+
+def test_what_was_measured_goes_before_a_data_sheet(tiny_config):
+    launch = {"device_kind": "h100-80gb", "teraflops": 300, "bandwidth_gigabytes": 2000}
+    rates = rates_of(configured(tiny_config, launch=launch), None)
+    assert (rates.teraflops, rates.bandwidth, rates.link) == (300, 2e12, 0.7 * 450e9)
+    assert rates.whence.startswith("70% of 450 GB/s between devices (")
+
+
+def test_a_plan_says_whether_it_fits_the_named_device(planned):
+    plan = planned(launch={"device_kind": "l4-24gb"})
+    assert plan.demand.device == "cuda"
+    room = {line[0]: line[1:] for line in plan.memory_lines()}["a l4-24gb has"]
+    assert room[0] == byte_text(24 * 10**9)
+    assert room[1].startswith("the peak fits (NVIDIA's data sheet, L4")
+    assert not plan.does_not_fit
+    full = planned(launch={"device_kind": "l4-24gb"}, rollout__cache_tokens=10**9)
+    assert full.memory.peak.size < 24e9  # it holds no more rows than there are
+
+
+def test_an_unknown_device_is_refused_with_the_names_that_are_known(tiny_config):
+    with pytest.raises(
+        UserError, match=r"device_kind is 'h100'; write one of a100-40gb, .*h100-80"
+    ):
+        configured(tiny_config, launch={"device_kind": "h100"})
+
+
+@table(
+    "launch, words",
+    [
+        ({"num_workers": 2}, ["2", "by torchrun; a copy of the weights each; gloo"]),
+        (
+            {"num_workers": 4, "weights": "sharded", "tensor_parallel": 2, "kind": "ray"},
+            ["4", "by Ray; sharded by FSDP2, 2 share each layer; gloo"],
+        ),
+    ],
+)
+def test_the_plan_says_processes_sharding_and_backend(planned, launch, words):
+    [line] = [
+        line for line in planned(launch=launch, device="cpu").lines() if line[0] == "processes"
+    ]
+    assert line[1] == words[0]
+    assert line[2].endswith(words[1])
+    assert not [line for line in planned().lines() if line[0] == "processes"]
+
+
+def test_operations_of_a_model_are_those_of_its_tokens_without_recomputed_layers(planned):
+    """100 tokens, 60 of them responses; 2 samples per prompt read the other 40 once for both."""
+    plain, again = (
+        planned(model__gradient_checkpointing=g, rollout__samples_per_prompt=2, rollout__prompts=6)
+        for g in (False, True)
+    )
+    epochs = plain.config.actor.epochs, plain.config.critic_epochs
+    expected = 2 * ACTOR * (60 + 40 / 2) + 2 * (2 * ACTOR + CRITIC) * 100
+    expected += 6 * (ACTOR * epochs[0] + CRITIC * epochs[1]) * 100
+    for plan in (plain, again):
+        assert model_operations(plan.demand, 100, 60) == expected
+
+
+def test_the_peak_is_the_stated_one_or_the_data_sheet_s(tiny_config):
+    def peak(**launch):
+        return stated_peak(configured(tiny_config, launch=launch))
+
+    assert peak() is None
+    assert peak(device_kind="a100-80gb") == 19.5
+    assert peak(device_kind="a100-80gb", teraflops=200) == 200

@@ -8,6 +8,7 @@ import torch
 from helpers import changed, distinct_letters, made_experience, read_jsonl
 
 import tether
+from tether.errors import RunStopped
 from tether.ppo import roles as roles_module
 from tether.ppo.iteration import run_iteration
 from tether.ppo.result import first_controls
@@ -104,6 +105,8 @@ class Silent:
 
     def load(self, weights) -> None: ...
 
+    def rest(self) -> None: ...
+
     def generate(self, requests) -> list: ...
 
 
@@ -113,6 +116,28 @@ def test_another_engine_s_gap_is_reported_at_the_start_and_no_stop(build, monkey
     limits = config.rollout.max_response_tokens, config.rollout.temperature
     other = Astray(LocalSampler(roles.vocabulary.eos_ids, *limits))
     assert "sampler = trainer (±4e-01)" in check_start(replace(roles, sampler=other), config)
+
+
+def test_an_engine_that_has_other_weights_stops_the_run(build, monkeypatch):
+    """Weights that did not arrive are off by nats: vLLM only warns of what it did not get."""
+    monkeypatch.setattr(roles_module, "build_vllm", lambda config, vocabulary: Silent())
+    roles, config = build(rollout__sampler="vllm")
+    limits = config.rollout.max_response_tokens, config.rollout.temperature
+
+    class Other(LocalSampler):
+        shift = 0.0
+
+        def run(self, episodes, choice, numbers=None):
+            rollout = super().run(episodes, choice, numbers)
+            return replace(rollout, rollout_log_probs=rollout.rollout_log_probs + self.shift)
+
+    sampler = Other(roles.vocabulary.eos_ids, *limits)
+    for shift in (0.51, -0.51, float("nan")):
+        sampler.shift = shift
+        with pytest.raises(RunStopped, match="does not sample from the actor's weights"):
+            check_start(replace(roles, sampler=sampler), config)
+    sampler.shift = 0.45
+    assert "ratio 1" in check_start(replace(roles, sampler=sampler), config)
 
 
 def test_a_run_with_weights_of_one_is_the_run_without(scored_config, tmp_path):

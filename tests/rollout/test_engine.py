@@ -21,9 +21,14 @@ class Scripted:
 
     lines: list[list[int]]
     asked: list = field(default_factory=list)
+    loaded: list = field(default_factory=list)
+    rests: int = 0
 
     def load(self, weights) -> None:
-        pass
+        self.loaded.append(weights)
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def generate(self, requests):
         self.asked += requests
@@ -36,6 +41,8 @@ class Plain:
 
     def load(self, weights) -> None:
         self.model = weights
+
+    def rest(self) -> None: ...
 
     def generate(self, requests):
         return [self._one(request) for request in requests]
@@ -161,3 +168,19 @@ def test_greedy_asks_for_temperature_zero_and_sampling_for_the_run_s():
     sampler.run([SingleTurn([1])], Greedy())
     sampler.run([SingleTurn([1])], Draw(7, "token", 0))
     assert [request.temperature for request in engine.asked] == [0.0, 0.7]
+
+
+def test_weights_that_an_engine_has_are_not_sent_again(tiny_model):
+    engine = Scripted([])
+    sampler = EngineSampler(engine, EOS, 8, 1.0)
+    for version in (0, 0, 1, 1, 5):
+        sampler.sync(tiny_model, version)
+    assert len(engine.loaded) == 3
+
+
+def test_an_engine_rests_after_every_sampling():
+    engine = Scripted([[7, 1], [8, 1]])
+    sampler = EngineSampler(engine, frozenset({1}), 8, 1.0)
+    for times in (1, 2):
+        sampler.run([SingleTurn([5])], Greedy())
+        assert engine.rests == times

@@ -5,12 +5,15 @@ import os
 import resource
 import signal
 import textwrap
+from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import configured, response, tiny_llama
+from helpers import configured, response, table, tiny_llama
 from models.families import EOS_IDS, GPT2, SHARED, SMOL, WINDOW, make_family
+from safetensors.torch import save_file
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -58,6 +61,11 @@ def test_without_the_package_one_sentence_names_the_extra(tiny_config, monkeypat
             "colocated does not go with several",
         ),
         ({"rollout__correction": {"cap": 0.5}}, "rollout.correction.cap"),
+        (
+            {"rollout__vllm__colocated": True, "rollout__vllm__tensor_parallel": 2},
+            "does not go with colocated",
+        ),
+        ({"rollout__vllm__memory_share": 1.5}, "rollout.vllm.memory_share"),
     ],
 )
 def test_what_does_not_go_with_vllm_is_refused(tiny_config, fields, sentence):
@@ -208,6 +216,102 @@ def test_what_a_killed_run_left_in_shared_memory_is_removed_by_the_next(tmp_path
     assert {*tmp_path.iterdir()} == {running, mine}
     os.close(lock)
     os.close(own)
+
+
+class Sleeper:
+    """A vLLM that remembers what it was told."""
+
+    def __init__(self, **fields) -> None:
+        self.fields, self.told, self.awake = fields, [], True
+
+    def sleep(self, level: int) -> None:
+        self.told.append(f"sleep {level}")
+        self.awake = False
+
+    def wake_up(self) -> None:
+        self.told.append("wake")
+        self.awake = True
+
+    def collective_rpc(self, method, args=(), kwargs=None):
+        assert self.awake
+        self.told.append(method if isinstance(method, str) else (method.__name__, *args))
+
+    def reset_prefix_cache(self) -> None: ...
+
+    def generate(self, prompts, settings, use_tqdm):
+        assert self.awake
+        return []
+
+
+def started(monkeypatch, tmp_path, gpus: int, **fields):
+    made = SimpleNamespace(LLM=Sleeper, SamplingParams=dict)
+    monkeypatch.setattr(vllm_engine, "import_module", lambda name: made)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    (tmp_path / "config.json").write_text("{}")
+    settings = replace(SETTINGS, **fields)
+    return vllm_engine.start_llm(str(tmp_path), "float32", settings), settings
+
+
+def test_fields_of_the_config_reach_vllm(monkeypatch, tmp_path):
+    llm, _ = started(monkeypatch, tmp_path, gpus=0)
+    assert llm.fields["enforce_eager"] is True
+    assert llm.fields["tensor_parallel_size"] == 1
+    assert llm.fields["enable_sleep_mode"] is False
+    assert "gpu_memory_utilization" not in llm.fields
+    given = {"eager": False, "tensor_parallel": 2, "sleep": True, "memory_share": 0.25}
+    llm, _ = started(monkeypatch, tmp_path, gpus=2, **given)
+    names = ("enforce_eager", "tensor_parallel_size", "enable_sleep_mode", "gpu_memory_utilization")
+    assert [llm.fields[name] for name in names] == [False, 2, True, 0.25]
+    assert llm.fields["kv_cache_memory_bytes"] == SETTINGS.cache_bytes
+
+
+def test_vllm_sleeps_between_samplings_and_wakes_for_weights(monkeypatch, tmp_path):
+    llm, settings = started(monkeypatch, tmp_path, gpus=1, sleep=True)
+    engine = vllm_engine.VllmEngine(settings)
+    engine.llm = llm
+    engine.load(tiny_llama(260, 256))
+    engine.generate([])
+    engine.rest()
+    assert llm.told == ["wake", "reload_weights", "wake", "sleep 1"]
+    engine.load(tiny_llama(260, 256))
+    assert llm.awake
+
+
+def test_processes_that_share_layers_read_the_file_themselves(monkeypatch, tmp_path):
+    """An iterator over tensors cannot be sent to them."""
+    llm, settings = started(monkeypatch, tmp_path, gpus=2, tensor_parallel=2)
+    path = str(tmp_path / "weights")
+    assert vllm_engine._follow(llm, {"load": path}, settings) == {"loaded": True}
+    assert llm.told == [("read_weights", path)]
+    save_file({"a": torch.ones(2), "b": torch.zeros(1)}, path)
+    found = {}
+    worker = SimpleNamespace(reload_weights=lambda weights_iterator: found.update(weights_iterator))
+    vllm_engine.read_weights(worker, path)
+    assert {name: x.tolist() for name, x in found.items()} == {"a": [1.0, 1.0], "b": [0.0]}
+
+
+@table(
+    "fields, gpus, sentence",
+    [
+        ({"sleep": True}, 0, "sleep gives a GPU's memory back, and there is none"),
+        ({"tensor_parallel": 4}, 2, "needs as many GPUs, and there are 2; write 2"),
+        ({"tensor_parallel": 2}, 0, "there are 0; write 1"),
+    ],
+)
+def test_what_the_gpus_cannot_do_is_refused(fields, gpus, sentence):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: gpus)
+        with pytest.raises(UserError, match=sentence):
+            vllm._refuse_what_gpus_lack(replace(SETTINGS, **fields))
+
+
+def test_the_child_sees_the_gpus_that_it_divides_layers_over(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    settings = replace(SETTINGS, tensor_parallel=2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert vllm._environment(torch.device("cuda", 1), SETTINGS)["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    assert vllm._environment(torch.device("cuda", 1), settings)["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
 needs_vllm = pytest.mark.skipif(

@@ -18,7 +18,8 @@ from rich.text import Text
 from tether.cli.doctor import closing_line
 from tether.cli.terminal import ReadingLines, printable, probe_table, score_text, sparkline, table
 from tether.config import Config
-from tether.dist.environment import launched_rank
+from tether.dist.environment import launched_rank, launched_size
+from tether.planning.plan import processes_text
 from tether.ppo.evaluate import Evaluation, SetScores
 from tether.ppo.scoring import Trial
 from tether.run.directory import is_run
@@ -71,6 +72,9 @@ class Display(Watcher[Evaluation]):
             f"{c.rollout.samples_per_prompt} samples = {c.rows} rows; "
             f"actor {c.model.actor}, threads {c.threads}, seed {c.seed}"
         )
+        workers = c.launch.num_workers or launched_size()
+        if workers > 1:
+            self._say(f"processes  {workers}, {processes_text(c, workers)}")
         if c.data.heldout is None:
             self._say("held-out   none: data.heldout is not set, so nothing is evaluated")
 

@@ -171,6 +171,23 @@ class VllmSection(Section):
     """run it inside the training process; false: in a process of its own"""
     cache_gigabytes: PositiveFloat = 1.0
     """memory for its key-value cache; rows that do not fit wait"""
+    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """share of a GPU that must be free when it starts; weights and cache may then take more"""
+    eager: bool = True
+    """false: CUDA graphs, which decode faster and take memory and a minute at the start"""
+    tensor_parallel: PositiveInt = 1
+    """GPUs that share its copy of the model; needs a single training process"""
+    sleep: bool = False
+    """on a GPU: give its memory to the updates between two samplings"""
+
+    @model_validator(mode="after")
+    def _parallel_is_apart(self) -> VllmSection:
+        if self.colocated and self.tensor_parallel > 1:
+            raise ValueError(
+                f"tensor_parallel = {self.tensor_parallel} starts processes of vLLM's own, so it "
+                f"does not go with colocated; leave one out"
+            )
+        return self
 
 
 class CorrectionSection(Section):

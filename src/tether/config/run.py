@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from tether.config.base import SCHEMA, Section, cores
+from tether.config.devices import DEVICES, Device
 from tether.support.http import refuse_userinfo
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class DataFile(Section):
     """One of several files of prompts that are mixed."""
 
     path: str
-    """a `.jsonl`, `.csv` or `.parquet` file, `reasoning_gym:FAMILY`, or `environment`"""
+    """a `.jsonl`, `.csv`, `.parquet` or `.arrow` file, `reasoning_gym:FAMILY`, or `environment`"""
     weight: PositiveFloat = 1.0
     """how often it is drawn from, relative to the other files"""
     arguments: dict[str, Any] = {}
@@ -168,6 +169,11 @@ class DataFile(Section):
     def is_generated(self) -> bool:
         """Return whether the rows are made and not read."""
         return self.is_environment or self.path.startswith("reasoning_gym:")
+
+    @property
+    def is_mapped(self) -> bool:
+        """Return whether the file stays on the disk, and its rows are read when they are drawn."""
+        return self.path.lower().endswith(".arrow")
 
     @property
     def own_arguments(self) -> dict[str, Any]:
@@ -259,7 +265,7 @@ class CurriculumSection(Section):
 
 
 class DataSection(Section):
-    """Prompts: rows of JSON lines, CSV or parquet; other columns go to the reward."""
+    """Prompts: rows of JSON lines, CSV, parquet or arrow; other columns go to the reward."""
 
     train: Annotated[str | DataFiles, BeforeValidator(_path_or_files)]
     """training prompts: a file, `reasoning_gym:NAME`, `environment`, or a list of {path, weight}"""
@@ -285,6 +291,8 @@ class DataSection(Section):
     """draw prompts by difficulty or staleness and retire solved ones; null = pass over the data"""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """what to do with a malformed row: stop before training, or skip it; both name its line"""
+    cache: str | None = None
+    """a folder: files are tokenised into it once, and their rows are read when they are drawn"""
 
     @model_validator(mode="after")
     def _plain_text_has_no_system_turn(self) -> DataSection:
@@ -391,10 +399,28 @@ class LaunchSection(Section):
     """processes that share the layers of one copy of a model"""
     timeout_seconds: PositiveFloat = 600.0
     """the run ends if a process keeps the others waiting for longer; the error names it"""
+    device_kind: str | None = None
+    """a device by name, such as h100-80gb: its data sheet is what `tether check` plans with"""
     teraflops: PositiveFloat | None = None
     """speed of a device, in 1e12 operations per second, for the times of `tether check`"""
+    bandwidth_gigabytes: PositiveFloat | None = None
+    """what a device reads from its own memory, in 1e9 bytes per second: decoding waits for it"""
     link_gigabytes: PositiveFloat | None = None
-    """bandwidth of a device, in 1e9 bytes per second, for the same"""
+    """what a device sends to another, in 1e9 bytes per second, for the same"""
+
+    @property
+    def device(self) -> Device | None:
+        """The device of that name."""
+        return None if self.device_kind is None else DEVICES[self.device_kind]
+
+    @model_validator(mode="after")
+    def _device_is_known(self) -> LaunchSection:
+        if self.device_kind is not None and self.device_kind not in DEVICES:
+            raise ValueError(
+                f"device_kind is {self.device_kind!r}; write one of {', '.join(DEVICES)}, or give "
+                f"teraflops, bandwidth_gigabytes and link_gigabytes"
+            )
+        return self
 
     @model_validator(mode="after")
     def _address_has_no_secret(self) -> LaunchSection:
@@ -431,6 +457,8 @@ class RunConfig(Section):
     """cpu, cuda, or auto: cuda if there is one"""
     threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
     """CPU threads; the same number gives the same bits (default: the available cores)"""
+    deterministic: bool = False
+    """on GPUs: only kernels that repeat byte for byte, which are slower; CPUs always repeat"""
 
     _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -488,6 +516,7 @@ def map_paths(mapping: Mapping[str, Any], change: Callable[[str], str]) -> dict[
     put(found, "start")  # of a recipe of several stages
     put(model, "actor", "reference", "critic", "start")
     put(data, "train", "heldout", change=source)
+    put(data, "cache")
     put(found.get("train"), "probe")
     sets = data.get("heldout") if isinstance(data, dict) else None
     named = sets if isinstance(sets, dict) else {}

@@ -1,4 +1,4 @@
-"""Read files of rows: JSON lines, CSV and parquet.
+"""Read files of rows: JSON lines, CSV, parquet and arrow.
 
 A row keeps its place in the file, so that an error can name file and line.
 """
@@ -7,7 +7,9 @@ import codecs
 import csv
 import io
 import json
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -41,14 +43,17 @@ class FileRow(NamedTuple):  # there may be millions: it is made in a third of a 
 
 def read_file(path: str) -> Iterator[FileRow]:
     """Yield every row, whole or broken, in file order. The suffix decides the format: `.csv`,
-    `.parquet`, and JSON lines for any other."""
+    `.parquet`, `.arrow`, and JSON lines for any other."""
+    unit = unit_of(path)
     match Path(path).suffix.lower():
         case ".csv":
-            found, unit = _read_csv(path), "line"
+            found = _read_csv(path)
         case ".parquet":
-            found, unit = _read_parquet(path), "row"
+            found = _read_parquet(path)
+        case ".arrow":
+            found = ArrowFile(path).rows()
         case _:
-            found, unit = _read_json_lines(path), "line"
+            found = _read_json_lines(path)
     for position, columns in found:
         if isinstance(columns, dict) and nested_deeper_than(columns, MAX_NESTING):
             columns = BadRow(NESTED)
@@ -56,6 +61,11 @@ def read_file(path: str) -> Iterator[FileRow]:
             yield FileRow(path, unit, position, {}, columns)
         else:
             yield FileRow(path, unit, position, columns)
+
+
+def unit_of(path: str) -> str:
+    """Return what the positions of a file's rows count."""
+    return "row" if Path(path).suffix.lower() in (".parquet", ".arrow") else "line"
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
@@ -177,7 +187,7 @@ def _read_parquet(path: str) -> Found:
     with _open(path) as file:
         try:
             parquet = pq.ParquetFile(file)
-            names = _parquet_names(parquet.schema_arrow, path)
+            names = _names(parquet.schema_arrow, path)
             position = 0
             for batch in parquet.iter_batches(batch_size=1024, use_threads=False):
                 for columns in _plain_rows(batch.select(names)):
@@ -191,7 +201,52 @@ def _read_parquet(path: str) -> Found:
             ) from None
 
 
-def _parquet_names(schema: Any, path: str) -> list[str]:
+class ArrowFile:
+    """The rows of an arrow file, by number. Its pages are read when a row of them is."""
+
+    def __init__(self, path: str) -> None:
+        import pyarrow as pa  # only these files need it, and it takes a while to import
+
+        self.path = path
+        try:
+            mapped = pa.memory_map(str(assets.resolve(path)))
+            batches = _batches(pa, mapped)
+            self.metadata = dict(batches[0].schema.metadata or {}) if batches else {}
+            names = _names(batches[0].schema, path) if batches else []
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(
+                f"{path} cannot be read as arrow ({one_line(error).rstrip('.')}); it may be cut "
+                f"off: write or copy it again."
+            ) from None
+        self.batches = [batch.select(names) for batch in batches]
+        self.starts = [0, *accumulate(batch.num_rows for batch in self.batches)]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def row(self, number: int) -> dict[str, Any] | BadRow:
+        """Return a row by its number."""
+        batch = bisect_right(self.starts, number) - 1
+        [found] = _plain_rows(self.batches[batch].slice(number - self.starts[batch], 1))
+        return found
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+        """Yield every row with its number."""
+        for start, batch in zip(self.starts, self.batches, strict=False):
+            yield from enumerate(_plain_rows(batch), start)
+
+
+def _batches(pa: Any, mapped: Any) -> list[Any]:
+    """Return the batches of the file format, or of the stream that `datasets` writes."""
+    try:
+        reader = pa.ipc.open_file(mapped)
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    except pa.ArrowInvalid:
+        mapped.seek(0)
+        return list(pa.ipc.open_stream(mapped))
+
+
+def _names(schema: Any, path: str) -> list[str]:
     twice = [name for name in schema.names if schema.names.count(name) > 1]
     if twice:
         raise UserError(f"{path}: two columns are called {twice[0]!r}; rename one.")

@@ -1,6 +1,7 @@
 """Read, check and tokenise prompt files before training, then pick prompts by iteration."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -13,10 +14,10 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from tether.algo.random import permutation
+from tether.algo.random import permutation, permuted
 from tether.config import DataFile, DataSection
 from tether.data.chat_templates import TemplateTooCostly, render_chats
-from tether.data.files import BadRow, FileRow, read_file
+from tether.data.files import ArrowFile, BadRow, FileRow, read_file
 from tether.data.generated import generated_rows
 from tether.data.messages import (
     Prompt,
@@ -28,6 +29,8 @@ from tether.data.messages import (
     reward_columns,
     without_chat_template,
 )
+from tether.data.prompt_cache import cached_prompts, longest_prompt
+from tether.data.stored import Encoded, StoredPrompts
 from tether.errors import UserError
 from tether.types import Prompts
 
@@ -143,19 +146,24 @@ OnProgress = Callable[[str, int], None]  # a file, and how many of its rows have
 class PromptSet:
     """All prompts of one file, or of several that are mixed, in file order."""
 
-    prompts: Prompts
+    prompts: Prompts  # those in memory
     sizes: list[int]  # number of prompts per file
     weights: list[float]  # per file
     broken: list[str] = field(default_factory=list)  # rows that were left out, and why
-    unread_tokens: int = 0  # the most that prompts may have which only an environment knows
+    unread_tokens: int = 0  # the most that prompts may have which were not read
+    stored: Mapping[int, StoredPrompts] = field(default_factory=dict)  # by file: those in no memory
 
     def __len__(self) -> int:
-        return len(self.prompts)
+        return sum(self.sizes)
+
+    def newly_broken(self) -> list[str]:
+        """Return the rows that were drawn, were broken and left out since this was last asked."""
+        return [problem for file in self.stored.values() for problem in file.newly_broken()]
 
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt, as far as they are known before the run."""
-        return max(*map(len, self.prompts.ids), self.unread_tokens)
+        return max(max(map(len, self.prompts.ids), default=0), self.unread_tokens)
 
     def without(self, others: "PromptSet") -> "PromptSet":
         """Return a copy without the generated prompts that `others` has as well."""
@@ -165,18 +173,22 @@ class PromptSet:
             if text and file.startswith("reasoning_gym:")
         }
         keep = [i for i, text in enumerate(self.prompts.texts) if text not in known]
-        if len(keep) == len(self):
+        if len(keep) == len(self.prompts):
             return self
-        dropped = f"{len(self) - len(keep)} held-out questions are training questions as well"
-        starts = [0, *accumulate(self.sizes)]
-        sizes = [sum(a <= i < b for i in keep) for a, b in pairwise(starts)]
+        dropped = len(self.prompts) - len(keep)
+        told = f"{dropped} held-out questions are training questions as well."
+        spans = pairwise(self._memory_starts())
+        sizes = [
+            size if file in self.stored else sum(a <= i < b for i in keep)
+            for file, (size, (a, b)) in enumerate(zip(self.sizes, spans, strict=True))
+        ]
         if not all(sizes):
             raise UserError(
                 "All questions of a held-out source are training questions as well; give it more "
                 "rows by `size`, or a family with more questions."
             )
         return replace(
-            self, prompts=self._pick(keep), sizes=sizes, broken=[*self.broken, f"{dropped}."]
+            self, prompts=self.prompts.select(keep), sizes=sizes, broken=[*self.broken, told]
         )
 
     def first(self, count: int) -> Prompts:
@@ -200,7 +212,9 @@ class PromptSet:
         def row(position: int) -> int:
             file, taken = file_at(position, weights)
             data_pass, place = divmod(taken, self.sizes[file])
-            if shuffle:
+            if shuffle and file in self.stored:
+                place = _stored_place(place, self.sizes[file], seed, file, data_pass)
+            elif shuffle:
                 place = int(_order(self.sizes[file], seed, file, data_pass)[place])
             return starts[file] + place
 
@@ -211,8 +225,28 @@ class PromptSet:
         return self._pick(rows)
 
     def _pick(self, rows: Iterable[int]) -> Prompts:
-        rows, p = list(rows), self.prompts
-        return Prompts(**{name: [getattr(p, name)[i] for i in rows] for name in vars(p)})
+        rows = list(rows)
+        if not self.stored:
+            return self.prompts.select(rows)
+        starts, in_memory = [0, *accumulate(self.sizes)], self._memory_starts()
+        places = [(file := bisect_right(starts, row) - 1, row - starts[file]) for row in rows]
+        parts: dict[int, Prompts] = {}
+        order: dict[tuple[int, int], int] = {}  # place -> number in its part
+        for file in dict.fromkeys(file for file, _ in places):
+            own = [place for its_file, place in places if its_file == file]
+            order |= {(file, place): number for number, place in enumerate(own)}
+            stored = self.stored.get(file)
+            parts[file] = (
+                self.prompts.select([in_memory[file] + place for place in own])
+                if stored is None
+                else stored.pick(own)
+            )
+        return Prompts.concat([parts[file].select([order[file, place]]) for file, place in places])
+
+    def _memory_starts(self) -> list[int]:
+        """Return where each file's rows begin among those in memory."""
+        sizes = [0 if file in self.stored else size for file, size in enumerate(self.sizes)]
+        return [0, *accumulate(sizes)]
 
 
 @dataclass(frozen=True)
@@ -254,6 +288,12 @@ def _order(size: int, seed: int, file: int, data_pass: int) -> np.ndarray:
     return permutation(size, seed, purpose, data_pass).numpy()
 
 
+def _stored_place(place: int, size: int, seed: int, file: int, data_pass: int) -> int:
+    """Return the row of a place in one data pass of a file that is in no memory: as `_order` has
+    it, but computed alone, so another one."""
+    return int(permuted(np.array([place]), size, seed, f"shuffle {file}", data_pass)[0])
+
+
 def load_prompts(
     files: str | Sequence[DataFile],
     data: DataSection,
@@ -275,7 +315,12 @@ def load_prompts(
         tokenizer = without_chat_template(tokenizer)
     check = _RowCheck(data, tokenizer, columns, context)
     found, sizes, broken = Prompts([], [], [], [], [], []), [], []
-    for file in files:
+    stored: dict[int, StoredPrompts] = {}
+    for number, file in enumerate(files):
+        if not file.is_generated and (file.is_mapped or data.cache is not None):
+            stored[number] = _stored(file, data, check, reading)
+            sizes.append(len(stored[number]))
+            continue
         before, problems, read = len(found), [], 0
         rows = (
             generated_rows(file, data.prompt_column, heldout)
@@ -296,8 +341,24 @@ def load_prompts(
             raise UserError(f"{file.path} has no rows{first}")
         sizes.append(len(found) - before)
         broken += problems
-    unread = data.max_prompt_tokens if any(file.is_environment for file in files) else 0
-    return PromptSet(found, sizes, [file.weight for file in files], broken, unread)
+    unread = [data.max_prompt_tokens for file in files if file.is_environment]
+    unread += [prompts.longest for prompts in stored.values()]
+    weights = [file.weight for file in files]
+    return PromptSet(found, sizes, weights, broken, max(unread, default=0), stored)
+
+
+def _stored(
+    file: DataFile, data: DataSection, check: "_RowCheck", reading: OnProgress | None
+) -> StoredPrompts:
+    """Open an arrow file, or the cache of another one."""
+    if file.is_mapped:
+        rows, longest = ArrowFile(file.path), data.max_prompt_tokens
+    else:
+        rows = cached_prompts(file.path, data, check.tokenizer, check.encode, reading)
+        longest = min(longest_prompt(rows), data.max_prompt_tokens)
+    if len(rows) == 0:
+        raise UserError(f"{file.path} has no rows; write at least one.")
+    return StoredPrompts(file.path, rows, check, data.on_bad_row, longest, not file.is_mapped)
 
 
 def load_heldout(
@@ -324,8 +385,21 @@ class _RowCheck:
     required: Sequence[str]  # columns
     context: int | None
 
+    def encode(self, batch: list[FileRow], path: str) -> list[Encoded]:
+        """Return the ids of each row's prompt; None where it has none that could be read."""
+        return self._encode([_parse(row, path, self.data) for row in batch])
+
+    def _encode(self, parsed: Sequence[Prompt | BadRow]) -> list[Encoded]:
+        prompts = [prompt for prompt in parsed if not isinstance(prompt, BadRow)]
+        encoded = iter(encode_prompts(self.tokenizer, prompts, self.data.system_prompt))
+        return [None if isinstance(prompt, BadRow) else next(encoded) for prompt in parsed]
+
     def add(
-        self, found: Prompts, batch: list[FileRow], path: str
+        self,
+        found: Prompts,
+        batch: list[FileRow],
+        path: str,
+        encoded: Sequence[Encoded] | None = None,
     ) -> Iterator[tuple[str, Exception]]:
         """Add the good rows of a batch; yield place and problem of each broken one."""
         data = self.data
@@ -333,15 +407,14 @@ class _RowCheck:
             _add_unread(found, batch)
             return
         parsed = [_parse(row, path, data) for row in batch]
-        prompts = [prompt for prompt in parsed if not isinstance(prompt, BadRow)]
-        encoded = iter(encode_prompts(self.tokenizer, prompts, data.system_prompt))
-        for row, prompt in zip(batch, parsed, strict=True):
+        encoded = self._encode(parsed) if encoded is None else encoded
+        for row, prompt, ids in zip(batch, parsed, encoded, strict=True):
             try:
                 if isinstance(prompt, BadRow):
                     raise prompt
-                ids = next(encoded)
                 if isinstance(ids, UserError):  # a template may refuse a single row
                     raise ids
+                assert ids is not None  # of a prompt that could be read
                 _check_length(len(ids), data.max_prompt_tokens, self.context)
                 columns = reward_columns(row.columns, data.prompt_column, data.columns)
                 require_columns(self.required, columns)

@@ -69,7 +69,8 @@ def run_on_ray(
         fit = ray.remote(num_cpus=0, max_retries=0)(_fit)
         placed = fit.remote(job, settings.model_dump(), workers, use_gpu)
         try:
-            result = _Driver(ray, mailbox, placed, settings, on_message, signals).follow()
+            driver = _Driver(ray, mailbox, placed, settings, on_message, signals, use_gpu)
+            result = driver.follow()
             ray.wait([placed], timeout=GOODBYE_SECONDS)
         except ray.exceptions.RayError as error:
             raise explain(error, settings.max_restarts) from None
@@ -87,8 +88,10 @@ class _Driver:
         settings: LaunchSection,
         on_message: Callable[..., None],
         signals: Signals,
+        use_gpu: bool,
     ) -> None:
         self.ray, self.mailbox, self.placed = ray, mailbox, placed
+        self.use_gpu = use_gpu
         self.settings, self.on_message, self.signals = settings, on_message, signals
         self.began = time.monotonic()
         self.first_end = math.inf
@@ -139,12 +142,13 @@ class _Driver:
     def _wait_for_room(self) -> None:
         """Wait for a cluster that is busy or grows, up to a limit."""
         workers, limit = self.settings.num_workers or 1, self.settings.timeout_seconds
-        total = self.ray.cluster_resources().get("CPU", 0)
-        why = f"launch.num_workers = {workers} needs a CPU each, and the cluster has {total:g}"
+        kind = self._scarcest(workers)
+        total = self.ray.cluster_resources().get(kind, 0)
+        why = f"launch.num_workers = {workers} needs a {kind} each, and the cluster has {total:g}"
         if total >= workers:
             limit = max(limit, START_SECONDS)
         if time.monotonic() > self.began + limit:
-            free = self.ray.available_resources().get("CPU", 0)
+            free = self.ray.available_resources().get(kind, 0)
             raise UserError(
                 f"No worker has started in {limit:g} s (launch.timeout_seconds): {why}, of which "
                 f"{free:g} are free."
@@ -152,6 +156,11 @@ class _Driver:
         if total < workers and not self.warned:
             self.on_message("warned", f"waiting for room: {why}")
             self.warned = True
+
+    def _scarcest(self, workers: int) -> str:
+        """Return what the cluster has too little of for the workers: GPUs, or else CPUs."""
+        has = self.ray.cluster_resources()
+        return "GPU" if self.use_gpu and has.get("GPU", 0) < workers else "CPU"
 
     def _failure(self) -> Exception:
         """Return why Ray gave up."""
@@ -254,6 +263,14 @@ def _enter(folder: str) -> None:
 
 
 def _wants_gpu(ray: ModuleType, device: str, workers: int) -> bool:
+    """Return whether workers get a GPU each; `auto` gives them one where the cluster has any."""
     if device != "auto":
         return device.startswith("cuda")
-    return ray.cluster_resources().get("GPU", 0) >= workers
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if 0 < gpus < workers:
+        raise UserError(
+            f"device is auto, and the Ray cluster has {gpus:g} GPUs for launch.num_workers = "
+            f"{workers}: write --device cuda to wait for the others (launch.timeout_seconds), "
+            f"--device cpu to use none, or --launch.num_workers {gpus:g}."
+        )
+    return gpus >= workers

@@ -1,10 +1,12 @@
-"""The cost of an iteration: operations, and bytes sent between processes."""
+"""The cost of an iteration: operations, steps of decoding, bytes sent between processes."""
 
+import math
 from dataclasses import dataclass
 
 from tether.config import TrpoUpdate
 from tether.models.forward import layer_stack, trunk
 from tether.models.precision import compute_type
+from tether.planning.memory import cache_bytes
 from tether.planning.workload import Demand, Learner, Size, lower_state_bytes
 from tether.support.units import byte_text, si
 
@@ -40,10 +42,23 @@ def operations(d: Demand) -> list[Cost]:
     found.append(Cost("forward passes", FORWARD * read * tokens, because))
     for role in reversed(d.learners):
         passes, tokens = _passes(d, role), d.computed_tokens(d.microbatch(role))
-        per_token, because = _operations_of_learning(d, d.learners[role])
+        again = FORWARD if d.config.model.gradient_checkpointing else 0
+        per_token, because = _operations_of_learning(d, d.learners[role], again)
         because = f"{because} x {si(tokens)} tokens x {passes:g}"
         found.append(Cost(f"{role} update", per_token * tokens * passes, because))
     return found
+
+
+def model_operations(d: Demand, tokens: int, response_tokens: int) -> float:
+    """Return the operations that an iteration on rows of so many tokens needs: as `operations`,
+    without layers that are computed again to save memory."""
+    prompts = (tokens - response_tokens) / d.config.rollout.samples_per_prompt
+    needed = FORWARD * d.actor.parameters * (response_tokens + prompts)
+    needed += FORWARD * sum(size.passed for size in _forward_roles(d)) * tokens
+    for role, size in d.learners.items():
+        per_token, _ = _operations_of_learning(d, size, again=0)
+        needed += per_token * tokens * _passes(d, role)
+    return needed
 
 
 def _lower(d: Demand) -> int:
@@ -59,6 +74,57 @@ def memory_bandwidth(d: Demand, seconds: float) -> float:
     """
     steps = d.config.rollout.max_response_tokens * d.sampled_rows / d.slots
     return steps * d.actor.weight_bytes / seconds
+
+
+# Of the local sampler on the pretend device of the tests: operations of a step, in all and per
+# layer. A GPU's host starts one in some 6 microseconds.
+STEP_LAUNCHES, LAYER_LAUNCHES = 82, 85
+LAUNCH_SECONDS = 6e-6
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The steps in which a process samples its rows, one token of each live row per step."""
+
+    steps: int
+    step_bytes: int  # read from memory: all weights, and the cache of the live rows
+    step_operations: int
+    launches: int  # kernels that the host starts one after the other; 0 where that is not counted
+
+    def seconds(self, teraflops: float, bandwidth: float) -> tuple[float, str]:
+        """Return the time, and what it is bound by: the slowest of the three."""
+        bounds = {
+            "products": self.step_operations / (teraflops * 1e12),
+            "memory": self.step_bytes / bandwidth,
+            "the host, which starts its kernels": self.launches * LAUNCH_SECONDS,
+        }
+        slowest = max(bounds, key=lambda name: bounds[name])
+        return self.steps * bounds[slowest], slowest
+
+
+def decoding(d: Demand) -> Decoding:
+    """Return the steps of sampling all rows of a process at their greatest length, in waves of as
+    many as its cache holds."""
+    rollout = d.config.rollout
+    slots, response = d.slots, rollout.max_response_tokens
+    if rollout.sampler == "vllm":
+        room = int(rollout.vllm.cache_gigabytes * 1e9) // (d.longest_row * cache_bytes(d))
+        slots = max(1, min(d.sampled_rows, room))
+    length = d.longest_prompt + response // 2  # of a live row, on average
+    layers = d.networks.actor.config.num_hidden_layers
+    counted = d.device != "cpu" and rollout.sampler == "local"
+    return Decoding(
+        steps=math.ceil(d.sampled_rows / slots) * response,
+        step_bytes=d.gathered(d.actor.weight_bytes) + slots * length * cache_bytes(d),
+        step_operations=FORWARD * d.actor.parameters * slots,
+        launches=STEP_LAUNCHES + LAYER_LAUNCHES * layers if counted else 0,
+    )
+
+
+def reading_prompts(d: Demand) -> int:
+    """Return the operations of all processes before their first tokens."""
+    greedy = d.config.rollout.prompts if d.config.advantage.traits.needs_greedy else 0
+    return FORWARD * d.actor.parameters * (d.config.rollout.prompts + greedy) * d.longest_prompt
 
 
 def sent(d: Demand) -> list[Cost]:
@@ -149,9 +215,9 @@ def _passes(d: Demand, role: Learner) -> float | int:
     return 1 + update.cg_iterations + 1 + 1
 
 
-def _operations_of_learning(d: Demand, size: Size) -> tuple[int, str]:
-    """Return the operations per token of one forward and backward pass, and their arithmetic."""
-    again = FORWARD if d.config.model.gradient_checkpointing else 0
+def _operations_of_learning(d: Demand, size: Size, again: int) -> tuple[int, str]:
+    """Return the operations per token of one forward and backward pass, with `again` per weight for
+    layers that are computed twice, and their arithmetic."""
     if d.networks.lower_layers:
         through, learnt = FORWARD + BACKWARD_OF_STATES + again, BACKWARD - BACKWARD_OF_STATES
         amount = through * size.passed + learnt * size.learning

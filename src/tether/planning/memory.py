@@ -156,7 +156,7 @@ def _sampling(d: Demand) -> list[Part]:
     if packed:
         found.append(Part("packed weights", packed, "in the order in which the sampler reads them"))
     capacity = d.longest_row + 1
-    cache = d.slots * capacity * _cache_bytes(d)
+    cache = d.slots * capacity * cache_bytes(d)
     found.append(Part("key-value cache", cache, f"{d.slots} rows of {capacity} tokens"))
     length = min(d.longest_prompt, PREFILL_TOKENS)
     batch = Batch(max(1, min(d.sampled_rows, PREFILL_TOKENS // length)), length, 0)
@@ -259,7 +259,7 @@ def _saving(d: Demand) -> list[Part]:
     return [Part("checkpoint's share", saved // d.workers + largest, because)]
 
 
-def _cache_bytes(d: Demand) -> int:
+def cache_bytes(d: Demand) -> int:
     """Bytes of a token's keys and values in all layers."""
     model = d.networks.actor
     c = model.config

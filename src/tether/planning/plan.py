@@ -11,15 +11,14 @@ from tether.dist.environment import launched_size
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.errors import UserError
 from tether.models.forward import attends_to_whole_rows
-from tether.planning.cost import Cost, memory_bandwidth, operations, sent
+from tether.planning.cost import sent
 from tether.planning.machine import UNKNOWN, Machine
 from tether.planning.memory import Memory, Part, Phase, plan_memory
+from tether.planning.times import Line, time_lines
 from tether.planning.workload import Demand, Networks, Size, outline_networks
 from tether.ppo.roles import Roles, pick_device
 from tether.ppo.scoring import Trial
-from tether.support.units import byte_text, si, time_text
-
-Line = tuple[str, str, str]  # what, how much, and the arithmetic behind it
+from tether.support.units import byte_text, si
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class Plan:
     def demand(self) -> Demand:
         """The work of one process."""
         device = self.config.device
+        if device == "auto" and self.config.launch.device is not None:
+            device = "cuda"  # planned for that one, wherever it is planned
         return Demand(
             config=self.config,
             networks=self.networks,
@@ -144,12 +145,19 @@ class Plan:
             ("held-out prompts", f"{self.evaluated_prompts}", self._evaluated()),
             ("parameters", si(self.actor.parameters), self._roles()),
             ("compute", c.model.compute, self._gain()),
+            *self._processes(),
             (
                 "disk for checkpoints",
                 byte_text(self.disk_bytes),
                 f"{self.checkpoints_kept} kept and one being written, {checkpoint} each",
             ),
         ]
+
+    def _processes(self) -> list[Line]:
+        workers = self.demand.workers
+        if workers == 1:
+            return []
+        return [("processes", f"{workers}", processes_text(self.config, workers))]
 
     def _evaluated(self) -> str:
         """Say of how many prompts, in how many sets, and how many samples each is given."""
@@ -197,7 +205,15 @@ class Plan:
         return f"{name}: products in bfloat16 are {gain:.1f} x as fast here as in float32"
 
     def _room_here(self) -> list[Line]:
-        """Tell whether the processes fit this machine; Ray's may run on others."""
+        """Tell whether the processes fit this machine, or the device that is named; Ray's may run
+        on other machines."""
+        device, kind = self.config.launch.device, self.config.launch.device_kind
+        if device is not None:
+            room, wanted = int(device.memory_gigabytes * 1e9), self.memory.peak.size
+            verdict = "the peak fits"
+            if wanted > room:
+                verdict = f"too little: the peak would take {byte_text(wanted)}"
+            return [(f"a {kind} has", byte_text(room), f"{verdict} ({device.source})")]
         if self.machine is None or self.machine.free_bytes == UNKNOWN:
             return []
         processes = 1 if self.config.launch.kind == "ray" else self.demand.workers
@@ -222,31 +238,7 @@ class Plan:
 
     def time_lines(self) -> list[Line]:
         """Return the time of an iteration at the rates of `launch`, or at this machine's own."""
-        launch, d = self.config.launch, self.demand
-        teraflops, whence = launch.teraflops, "one after the other"
-        if teraflops is None and self.machine is not None and d.workers == 1:
-            teraflops = self.machine.teraflops
-            whence = (
-                f"rough: at {1000 * teraflops:.0f} GFLOP/s, measured here; rows at their longest"
-            )
-        lines: list[Line] = []
-        seconds = 0.0
-        if teraflops is not None:
-            rate = d.workers * teraflops * 1e12
-            costs = operations(d)
-            lines += [(c.what, time_text(c.amount / rate), _operations(c)) for c in costs]
-            seconds += sum(cost.amount for cost in costs) / rate
-            bound = memory_bandwidth(d, costs[0].amount / rate)
-            if bound >= 1e9:
-                slow = f"bound by memory below {bound / 1e9:.0f} GB/s"
-                lines[0] = (*lines[0][:2], f"{lines[0][2]}; {slow}")
-        if launch.link_gigabytes is not None and d.workers > 1:
-            amount = sum(cost.amount for cost in sent(d))
-            rate = launch.link_gigabytes * 1e9
-            because = f"{byte_text(amount)} at {launch.link_gigabytes:g} GB/s"
-            lines.append(("sending", time_text(amount / rate), because))
-            seconds += amount / rate
-        return [*lines, ("in all", time_text(seconds), whence)] if lines else []
+        return time_lines(self.demand, self.machine)
 
     def _passes(self) -> str:
         if self.train_prompts is None:
@@ -338,17 +330,23 @@ def check_layers_divide(config: Config, networks: Networks) -> None:
             refuse_unshareable(model.config, ways)
 
 
+def processes_text(config: Config, workers: int) -> str:
+    """Say what the processes of a run are on, how weights are spread over them, and what they talk
+    by."""
+    launch = config.launch
+    spread = {"replicated": "a copy of the weights each", "sharded": "sharded by FSDP2"}
+    parallel = f", {launch.tensor_parallel} share each layer" if launch.tensor_parallel > 1 else ""
+    backend = {"cpu": "gloo", "auto": "gloo, and NCCL between GPUs"}
+    talk = backend.get(config.device, "NCCL between GPUs, gloo beside it")
+    starts = "Ray" if launch.kind == "ray" else "torchrun"
+    return f"device {config.device}, by {starts}; {spread[launch.weights]}{parallel}; {talk}"
+
+
 def _phase(phase: Phase, always: tuple[Part, ...]) -> Line:
     begins = always and phase.parts[: len(always)] == always
     rest = phase.parts[len(always) :] if begins else phase.parts
     names = [*(["always"] if begins else []), *(part.what for part in rest)]
     return f"= {phase.when}", byte_text(phase.size), " + ".join(names)
-
-
-def _operations(cost: Cost) -> str:
-    amount = cost.amount / 1e12
-    what = f"{si(amount)} TFLOP" if amount >= 1 else f"{1000 * amount:.3g} GFLOP"
-    return f"{what}: {cost.because}"
 
 
 def _actor_steps(c: Config) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from tether.data.prompts import (
     load_prompts,
 )
 from tether.dist.collectives import on_first_process
+from tether.dist.environment import local_rank
 from tether.dist.fsdp import shard
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device
@@ -140,6 +141,11 @@ def build_roles(
     reference = _build_reference(config, actor, vocabulary, device)
     if config.model.reference_system_prompt is not None:
         sets = [train_prompts, *(heldout_prompts.by_name.values() if heldout_prompts else ())]
+        if any(some.stored for some in sets):
+            raise UserError(
+                "model.reference_system_prompt reads every prompt before the run, which data.cache "
+                "and .arrow files are there to avoid; leave one of them out."
+            )
         room = room_for_prompts(config, model.config)
         told = _teacher_prompts(config, sets, vocabulary.tokenizer, room)
         reference = PromptedReference(reference, told)
@@ -422,6 +428,12 @@ def pick_device(name: str) -> torch.device:
     """Return the device of this process; `auto` is a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.is_available() and local_rank() >= torch.cuda.device_count():
+        raise UserError(
+            f"Process {local_rank()} of this machine has no GPU, as there are "
+            f"{torch.cuda.device_count()}; start a process per GPU (torchrun --nproc-per-node "
+            f"{torch.cuda.device_count()}), or write --device cpu."
+        )
     try:
         return torch.empty(0, device=local_device(name)).device
     except (RuntimeError, AssertionError):

@@ -1,9 +1,9 @@
 """Score a rollout: responses go to the reward as text, numbers come back, failures are named."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -50,13 +50,18 @@ def response_text(rollout: Rollout, row: int, vocabulary: Vocabulary) -> str:
     return vocabulary.decode(rollout.response_ids[row, : rollout.response_lengths[row]].tolist())
 
 
-def row_turns(rollout: Rollout, row: int, vocabulary: Vocabulary) -> list[tuple[bool, str]]:
+def row_turns(
+    rollout: Rollout, row: int, vocabulary: Vocabulary, response: str | None = None
+) -> list[tuple[bool, str]]:
     """Return one response in turns: whether the policy wrote it, and its text.
 
-    The mask tells turns apart, and not the tags in them, which either side may write.
+    The mask tells turns apart, and not the tags in them, which either side may write. `response`
+    is the text of the row, where it is known.
     """
     length = int(rollout.response_lengths[row])
     ids, mask = (x[row, :length].tolist() for x in (rollout.response_ids, rollout.response_mask))
+    if response is not None and len(set(mask)) == 1:
+        return [(mask[0], response)]
     spans = groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1])
     return [(own, vocabulary.decode([token for token, _ in span])) for own, span in spans]
 
@@ -82,10 +87,36 @@ def reward_row(
     }
 
 
+class AskedRows(Sequence[dict[str, Any]]):
+    """Rows of a rollout as the reward gets them, each made when it is asked for: of several
+    processes each asks for its own, and text is decoded once in all."""
+
+    def __init__(
+        self, numbers: Sequence[int], prompts: Prompts, rollout: Rollout, vocabulary: Vocabulary
+    ) -> None:
+        self.numbers, self.prompts, self.rollout = numbers, prompts, rollout
+        self.vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "AskedRows": ...
+
+    def __getitem__(self, at: int | slice) -> "dict[str, Any] | AskedRows":
+        if isinstance(at, slice):
+            return AskedRows(self.numbers[at], self.prompts, self.rollout, self.vocabulary)
+        return _asked_row(self.prompts, self.rollout, self.numbers[at], self.vocabulary)
+
+
 def _asked_row(
-    prompts: Prompts, rollout: Rollout, row: int, response: str, vocabulary: Vocabulary
+    prompts: Prompts, rollout: Rollout, row: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
     """Return a row of a rollout as the reward gets it; an environment's rewards are among it."""
+    response = response_text(rollout, row, vocabulary)
     given: dict[str, Any] = {}
     if rollout.turn_rewards:
         given["turn_rewards"] = rollout.turn_rewards[row]
@@ -93,7 +124,7 @@ def _asked_row(
     if state is not None:
         given["environments"] = asdict(state)
     sampled = rollout.response_ids[row][rollout.response_mask[row]].tolist()
-    turns, reason = row_turns(rollout, row, vocabulary), rollout.finish_reasons[row]
+    turns, reason = row_turns(rollout, row, vocabulary, response), rollout.finish_reasons[row]
     pieces = vocabulary.pieces(sampled)
     return {**reward_row(prompts, row, response, reason, turns, pieces), **given}
 
@@ -194,20 +225,19 @@ def score_responses(
     """
     skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
     asked = [row for row in range(len(prompts)) if row not in skipped]
-    texts = response_texts(rollout, context.vocabulary)
 
-    def rows(numbers: Iterable[int]) -> list[dict[str, Any]]:
-        return [_asked_row(prompts, rollout, n, texts[n], context.vocabulary) for n in numbers]
+    def rows(numbers: Sequence[int]) -> AskedRows:
+        return AskedRows(numbers, prompts, rollout, context.vocabulary)
+
+    def quoted(row: int) -> str:
+        return _quoted(prompts.texts[row], response_text(rollout, row, context.vocabulary))
 
     verdicts = context.reward.score(rows(asked), Batch(asked, iteration, samples))
     earned = context.reward.earned(rows(sorted(skipped))) if skipped else None
     if earned is not None:  # rewards of the turns before a response was cut off are its own
         verdicts, asked, skipped = [*verdicts, *earned], [*asked, *sorted(skipped)], set()
     failed = {row: v for row, v in zip(asked, verdicts, strict=True) if v.score is None}
-    events = [
-        Event("unscorable", f"{v.problem}; {_quoted(prompts.texts[row], texts[row])}", row)
-        for row, v in failed.items()
-    ]
+    events = [Event("unscorable", f"{v.problem}; {quoted(row)}", row) for row, v in failed.items()]
     if len(failed) > config.reward.max_failed_share * len(prompts):
         raise RunStopped(
             f"{len(failed)} of {len(prompts)} rows could not be scored, more than "

@@ -33,6 +33,7 @@ class Bounds:
 
 # Of a bfloat16 logit between 16 and 32 the last bit is worth 0.125. SmolLM2-135M's sampler was off
 # by 0.10 at most and 0.028 on average; mistakes in positions, masks or weights are larger.
+MOST_OF_ANOTHER_ENGINE = 0.5  # mean over the tokens; weights that did not arrive are off by nats
 BOUNDS = {"float32": Bounds(1e-5, 1e-4, 1e-4), "bfloat16": Bounds(1.0, 1.0, 0.1)}
 
 
@@ -79,9 +80,11 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     sampler_gap = (rollout.rollout_log_probs - old_log_probs).detach()[mask].abs()
     what = f"in {number_format} the first ratio is not 1: new and old log-probs"
     _refuse_gap(what, ratio_gap, bounds.ratio, bounds.mean)
-    if config.rollout.sampler == "local":  # another engine's gap is measured and corrected
+    if config.rollout.sampler == "local":
         what = f"in {number_format} sampler and training forward"
         _refuse_gap(what, sampler_gap, bounds.sampler, bounds.mean)
+    else:  # its kernels differ, which is measured and corrected; other weights are not
+        _refuse_other_weights(sampler_gap, config.rollout.sampler)
     parts = [
         f"ratio 1 ({_plus_minus(ratio_gap)})",
         f"sampler = trainer ({_plus_minus(sampler_gap)})",
@@ -129,6 +132,17 @@ def _log_probs_with_gradients(
 
 def _plus_minus(gap: Float[Tensor, " tokens"]) -> str:
     return f"±{float(gap.max()):.0e}"
+
+
+def _refuse_other_weights(gap: Float[Tensor, " tokens"], engine: str) -> None:
+    mean = float(gap.mean())
+    if not mean <= MOST_OF_ANOTHER_ENGINE:
+        raise RunStopped(
+            f"Self-check failed: the log-probs of {engine} and of the training forward differ by "
+            f"{mean:.2g} on average, more than {MOST_OF_ANOTHER_ENGINE:g}: it does not sample from "
+            f"the actor's weights. Use a version of {engine} that knows this model, or "
+            f"rollout.sampler local."
+        )
 
 
 def _refuse_gap(what: str, gap: Float[Tensor, " tokens"], most: float, most_in_mean: float) -> None:

@@ -15,7 +15,7 @@ from tether.errors import UserError
 from tether.models.forward import Network
 from tether.models.reward_model import RewardModel
 from tether.rewards.functions import Row
-from tether.rewards.scorers import Batch, Scale, Scorer, Verdict
+from tether.rewards.scorers import Batch, Scale, Scorer, Verdict, score_across_processes
 
 
 def measure_scale(raw: Sequence[float]) -> Scale:
@@ -42,12 +42,12 @@ class LearnedScorer(Scorer):
             )
         return [
             Verdict(None, raw) if isinstance(raw, str) else Verdict(self.scale(raw))
-            for raw in self.raw_scores(rows)
+            for raw in self.raw_scores(rows, batch)
         ]
 
-    def raw_scores(self, rows: Sequence[Row]) -> list[float | str]:
+    def raw_scores(self, rows: Sequence[Row], batch: Batch | None = None) -> list[float | str]:
         """Return per row the model's own score, or why there is none."""
-        dialogues = [self._ids(row) for row in rows]
+        dialogues = score_across_processes(rows, batch, self._dialogues)
         limit = self.reward.max_tokens
         short = [i for i, ids in enumerate(dialogues) if limit is None or len(ids) <= limit]
         found: list[float | str] = [
@@ -74,6 +74,9 @@ class LearnedScorer(Scorer):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take the scale from a checkpoint's state."""
         self.scale = Scale(**state["reward_scale"])
+
+    def _dialogues(self, rows: Sequence[Row], batch: Batch) -> list[list[int]]:
+        return [self._ids(row) for row in rows]
 
     def _ids(self, row: Row) -> list[int]:
         try:

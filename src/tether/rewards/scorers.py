@@ -144,12 +144,12 @@ def score_across_processes(
     score: Callable[[Sequence[Row], Batch], list[T]],
 ) -> list[T]:
     """Return what `score` says of each row, in row order; each process has the rows of a block of
-    prompts."""
+    prompts, and makes only those."""
     batch = batch or Batch(range(len(rows)))
     prompts = batch.prompts()
     mine = own_rows(len(prompts))
     start, stop = (prompts[mine[0]].start, prompts[mine[-1]].stop) if mine else (0, 0)
-    blocks = gather_results(lambda: score(rows[start:stop], batch.select(start, stop)))
+    blocks = gather_results(lambda: score([*rows[start:stop]], batch.select(start, stop)))
     return [found for block in blocks for found in block]
 
 
@@ -158,11 +158,14 @@ class PartScorer(Scorer):
 
     parts: Sequence[RewardPart]
 
-    def verdicts(self, rows: Sequence[Row], batch: Batch | None) -> list[list[Verdict]]:
-        """Return per row a verdict of every part."""
+    def verdicts(self, rows: Sequence[Row], batch: Batch) -> list[list[Verdict]]:
+        """Return per row of this process a verdict of every part."""
         raise NotImplementedError
 
     def score(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict]:
+        return score_across_processes(rows, batch, self._sums)
+
+    def _sums(self, rows: Sequence[Row], batch: Batch) -> list[Verdict]:
         found = self.verdicts(rows, batch)
         return [
             weighted_sum(self.parts, [fitting(v, row) for v in verdicts])
@@ -177,7 +180,7 @@ class SumScorer(PartScorer):
         self.scorers = scorers
         self.parts = [part for scorer in scorers for part in scorer.parts]
 
-    def verdicts(self, rows: Sequence[Row], batch: Batch | None) -> list[list[Verdict]]:
+    def verdicts(self, rows: Sequence[Row], batch: Batch) -> list[list[Verdict]]:
         found = [scorer.verdicts(rows, batch) for scorer in self.scorers]
         return [[v for verdicts in of_row for v in verdicts] for of_row in zip(*found, strict=True)]
 
@@ -216,7 +219,10 @@ class InProcessScorer(Scorer):
         self._ready: tuple[Reward, ReadyReward] | None = None
 
     def score(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict]:
-        found = score_across_processes(rows, batch, self._score)
+        return score_across_processes(rows, batch, self._fitting)
+
+    def _fitting(self, rows: Sequence[Row], batch: Batch) -> list[Verdict]:
+        found = self._score(rows, batch)
         return [fitting(verdict, row) for verdict, row in zip(found, rows, strict=True)]
 
     def _score(self, rows: Sequence[Row], batch: Batch) -> list[Verdict]:
@@ -260,7 +266,7 @@ class EnvironmentScorer(PartScorer):
     def __init__(self, part: RewardPart) -> None:
         self.parts = [part]
 
-    def verdicts(self, rows: Sequence[Row], batch: Batch | None) -> list[list[Verdict]]:
+    def verdicts(self, rows: Sequence[Row], batch: Batch) -> list[list[Verdict]]:
         return [[self._verdict(row)] for row in rows]
 
     def earned(self, rows: Sequence[Row]) -> list[Verdict]:

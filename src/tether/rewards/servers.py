@@ -21,7 +21,6 @@ from tether.rewards.scorers import (
     Batch,
     PartScorer,
     Verdict,
-    score_across_processes,
 )
 from tether.rewards.values import LONGEST_EXTRA, number, read_reward
 from tether.support.background_loop import wait_for
@@ -57,11 +56,7 @@ class ServerScorer(PartScorer):
             self.record.add(key, {"problem": problem})
         self._failed.clear()
 
-    def verdicts(self, rows: Sequence[Row], batch: Batch | None) -> list[list[Verdict]]:
-        found = score_across_processes(rows, batch, self._verdicts)
-        return [[verdict] for verdict in found]
-
-    def _verdicts(self, rows: Sequence[Row], batch: Batch) -> list[Verdict]:
+    def verdicts(self, rows: Sequence[Row], batch: Batch) -> list[list[Verdict]]:
         self._failed.clear()
         asked = [self.request(row) for row in rows]
         keys: list[Key] = [
@@ -71,7 +66,7 @@ class ServerScorer(PartScorer):
         new = [i for i, key in enumerate(keys) if self.record.find(key) is None]
         if new:
             wait_for(self.ask([keys[i] for i in new], [asked[i] for i in new]))
-        return [self._verdict(key) for key in keys]
+        return [[self._verdict(key)] for key in keys]
 
     def _verdict(self, key: Key) -> Verdict:
         said = self.record.find(key) or {"problem": self._failed.get(key, "it was not asked")}

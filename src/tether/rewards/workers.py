@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tether.errors import UserError
 from tether.rewards.functions import TIME_LIMIT, RewardPart, Row
-from tether.rewards.scorers import Batch, PartScorer, Verdict, score_across_processes
+from tether.rewards.scorers import Batch, PartScorer, Verdict
 from tether.support.child_output import ChildOutput
 from tether.support.child_process import Answer, ChildFailed, ChildProcess, ChildTimedOut
 from tether.support.user_code import Sources
@@ -71,10 +71,7 @@ class ChildScorer(PartScorer):
         self._pool: ThreadPoolExecutor | None = None
         self._kinds: list[tuple[bool, bool]] | None = None
 
-    def verdicts(self, rows: Sequence[Row], batch: Batch | None) -> list[list[Verdict]]:
-        return score_across_processes(rows, batch, self._verdicts)
-
-    def _verdicts(self, rows: Sequence[Row], batch: Batch) -> list[list[Verdict]]:
+    def verdicts(self, rows: Sequence[Row], batch: Batch) -> list[list[Verdict]]:
         for worker in self.workers:
             worker.stopped = False
         found: list[list[Verdict | None]] = [[None] * len(self.parts) for _ in rows]

@@ -48,6 +48,10 @@ class Engine(Protocol):
         """Return a completion per request, in order: up to an EOS or `max_tokens`."""
         ...
 
+    def rest(self) -> None:
+        """Let go of memory, as nothing is asked until `load` or `generate` is called."""
+        ...
+
 
 class EngineSampler:
     """Sends rounds of requests to an engine until every episode is over.
@@ -68,9 +72,12 @@ class EngineSampler:
         self.max_response_tokens = max_response_tokens
         self.temperature = temperature
         self.float_type = torch.float32
+        self.version: int | None = None
 
     def sync(self, weights: PreTrainedModel, version: int) -> None:
-        """Load the weights into the engine."""
+        """Load the weights into the engine, unless it has this version already."""
+        if version == self.version:
+            return
         first = next(weights.parameters())
         self.float_type = torch.promote_types(first.dtype, torch.float32)
         self.engine.load(weights)
@@ -96,6 +103,7 @@ class EngineSampler:
                 row.add_observation(answer, self.max_response_tokens)
             live = [row for row in over if row.finish is None]
         close_all(episodes)
+        self.engine.rest()
         return collate(rows, self.float_type)
 
     def _requests(self, live: list[Row], choice: Draw | Greedy) -> list[GenerationRequest]:

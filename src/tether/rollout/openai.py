@@ -72,6 +72,9 @@ class OpenAIEngine:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def rest(self) -> None:
+        """Do nothing: the server is somebody else's."""
+
     def _complete(self, request: GenerationRequest) -> Completion:
         while True:
             answer = self._post(self._body(request))

@@ -62,7 +62,12 @@ def build_vllm(config: Config, vocabulary: Vocabulary) -> "VllmEngine | VllmProc
         cache_bytes=int(rollout.vllm.cache_gigabytes * 1e9),
         threads=config.threads,
         reads_text=rollout.is_multi_turn,
+        memory_share=rollout.vllm.memory_share,
+        eager=rollout.vllm.eager,
+        tensor_parallel=rollout.vllm.tensor_parallel,
+        sleep=rollout.vllm.sleep,
     )
+    _refuse_what_gpus_lack(settings)
     if not rollout.vllm.colocated:
         return VllmProcess(settings, vocabulary.tokenizer)
     if world().size > 1:
@@ -71,6 +76,22 @@ def build_vllm(config: Config, vocabulary: Vocabulary) -> "VllmEngine | VllmProc
             "process group for its own; leave it out."
         )
     return VllmEngine(settings, vocabulary.tokenizer)
+
+
+def _refuse_what_gpus_lack(settings: Settings) -> None:
+    gpus, wanted = torch.cuda.device_count(), settings.tensor_parallel
+    if settings.sleep and gpus == 0:
+        raise UserError("rollout.vllm.sleep gives a GPU's memory back, and there is none; omit it.")
+    if wanted > 1 and world().size > 1:
+        raise UserError(
+            f"rollout.vllm.tensor_parallel = {wanted} needs a single training process, and this "
+            f"run has {world().size}, each with a vLLM of its own; write 1."
+        )
+    if wanted > max(1, gpus):
+        raise UserError(
+            f"rollout.vllm.tensor_parallel = {wanted} needs as many GPUs, and there are {gpus}; "
+            f"write {max(1, gpus)}."
+        )
 
 
 class VllmProcess:
@@ -101,6 +122,11 @@ class VllmProcess:
             raise RuntimeError("vLLM has no weights yet: call load first")
         answer = self._ask(self.child, {"requests": [asdict(request) for request in requests]})
         return [Completion(**one) for one in answer["completions"]]
+
+    def rest(self) -> None:
+        """Let vLLM sleep until the next request, if the settings say so."""
+        if self.child is not None and self.settings.sleep:
+            self._ask(self.child, {"rest": True})
 
     def close(self) -> None:
         """End the child."""
@@ -176,7 +202,7 @@ class _Child:
                     name="vLLM",
                     seconds=None,
                     output=log,
-                    environment=_environment(model.device, settings.threads),
+                    environment=_environment(model.device, settings),
                 )
         except BaseException:
             _remove(self.folder, lock)
@@ -212,13 +238,15 @@ def _remove(folder: Path, lock: int) -> None:
     os.close(lock)
 
 
-def _environment(device: torch.device, threads: int) -> dict[str, str]:
-    """Return the child's environment: this process's threads and device, and no network."""
-    own = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+def _environment(device: torch.device, settings: Settings) -> dict[str, str]:
+    """Return the child's environment: this process's threads and device, with the neighbours that
+    it divides layers over, and no network."""
+    own = {**ENVIRONMENT, "OMP_NUM_THREADS": str(settings.threads), "HF_HUB_OFFLINE": "1"}
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        index = device.index or 0
-        own["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+        first = device.index or 0
+        names = visible.split(",") if visible else [*map(str, range(torch.cuda.device_count()))]
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + settings.tensor_parallel])
     return {**os.environ, **own}
 
 

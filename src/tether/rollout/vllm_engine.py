@@ -42,6 +42,10 @@ class Settings:
     cache_bytes: int
     threads: int
     reads_text: bool = False  # it gets the tokenizer, so that texts can end a turn
+    memory_share: float = 0.1  # of a GPU, free at the start
+    eager: bool = True
+    tensor_parallel: int = 1
+    sleep: bool = False
 
 
 class VllmEngine:
@@ -59,12 +63,19 @@ class VllmEngine:
             with tempfile.TemporaryDirectory() as folder:
                 write_config(weights, self.tokenizer, Path(folder))
                 self.llm = start_llm(folder, number_format(weights), self.settings)
+        wake(self.llm, self.settings)
         with torch.no_grad():
             load_weights(self.llm, named_weights(weights))
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Return a completion per request, in order."""
+        wake(self.llm, self.settings)
         return generate(self.llm, requests, self.settings.eos_ids)
+
+    def rest(self) -> None:
+        """Sleep until the next request, if the settings say so."""
+        if self.llm is not None:
+            rest(self.llm, self.settings)
 
 
 def write_config(
@@ -111,15 +122,39 @@ def start_llm(folder: str, floats: str, settings: Settings) -> Any:
             kv_cache_memory_bytes=settings.cache_bytes,
             logprobs_mode="processed_logprobs",  # after the temperature, as the trainer has them
             enable_prefix_caching=True,
-            enforce_eager=True,
+            enforce_eager=settings.eager,
+            tensor_parallel_size=settings.tensor_parallel,
+            enable_sleep_mode=settings.sleep,
             disable_log_stats=True,
             seed=0,
+            **_of_a_gpu(settings),
         )
     except Exception as error:  # of many kinds, for shapes, memory and versions
         raise UserError(f"vLLM does not start with this model: {describe(error)}") from error
     finally:
         torch.set_num_threads = set_num_threads  # vLLM on a CPU disables it
         torch.set_num_threads(settings.threads)
+
+
+def _of_a_gpu(settings: Settings) -> dict[str, Any]:
+    """Return what only a GPU is asked for.
+
+    vLLM does not start unless this share of it is free, 0.92 by default, although the size of its
+    cache is given. The trainer is there before it.
+    """
+    return {"gpu_memory_utilization": settings.memory_share} if torch.cuda.is_available() else {}
+
+
+def rest(llm: Any, settings: Settings) -> None:
+    """Move the weights to the machine's memory and drop the cache, until `wake`."""
+    if settings.sleep:
+        llm.sleep(level=1)
+
+
+def wake(llm: Any, settings: Settings) -> None:
+    """Take the GPU's memory back; vLLM ignores this while it is awake."""
+    if settings.sleep:
+        llm.wake_up()
 
 
 def load_weights(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -187,7 +222,15 @@ def set_up(spec: dict[str, Any]) -> Respond:
 
 
 def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> Answer:
+    if "rest" in order:
+        rest(llm, settings)
+        return {"rests": True}
+    wake(llm, settings)
     if "load" in order:
+        if settings.tensor_parallel > 1:  # an iterator cannot be sent to its processes
+            llm.collective_rpc(read_weights, args=(order["load"],))
+            llm.reset_prefix_cache()
+            return {"loaded": True}
         with safe_open(order["load"], framework="pt") as file:
             load_weights(llm, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
         return {"loaded": True}
@@ -195,6 +238,13 @@ def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> Answer:
         GenerationRequest(**{**one, "stop": tuple(one["stop"])}) for one in order["requests"]
     ]
     return {"completions": [asdict(one) for one in generate(llm, requests, settings.eos_ids)]}
+
+
+def read_weights(worker: Any, path: str) -> None:
+    """Load a file in one of the processes that share the layers."""
+    with safe_open(path, framework="pt") as file:
+        names = file.keys()
+        worker.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in names))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from tether.errors import UserError
-from tether.run.lock import LOCK, is_being_written
+from tether.run.lock import HOLDER, LOCK, is_being_written
 
 SCHEMA = 1
 RUNS = Path("runs")
@@ -27,7 +27,7 @@ CHECKPOINTS = "checkpoints"
 LATEST = "LATEST"
 TRACKERS = "trackers"
 # What a new run may hold before its config.yaml.
-BEFORE_CONFIG = {LOCK, FINGERPRINT, f".{FINGERPRINT}", REWARD_LOG, VERDICTS, ROLLOUTS}
+BEFORE_CONFIG = {LOCK, HOLDER, FINGERPRINT, f".{FINGERPRINT}", REWARD_LOG, VERDICTS, ROLLOUTS}
 BEFORE_CONFIG |= {"config.tmp", "recipe.tmp"}
 
 

@@ -281,6 +281,28 @@ TIMINGS: dict[str, Entry] = {
         "response tokens per second: those of the iteration over `time/iteration`",
         "The number by which to compare machines and settings.",
     ),
+    "throughput/tokens_per_second_per_process": Entry(
+        "the same, divided by the processes of the run",
+        "Should stay as it is where processes are added. Falling: see `time/collectives`.",
+    ),
+    "throughput/mfu": Entry(
+        "model FLOP utilisation: operations that the model needs for the tokens of the iteration, "
+        "2 per parameter forward and 4 backward, over what the devices could do in that time (only "
+        "with `launch.teraflops`, or with the data sheet of `launch.device_kind`)",
+        "Layers that are recomputed do not count. Sampling is in the time, and waits for memory, "
+        "so a few per cent are usual for long responses.",
+    ),
+    "memory/peak_gigabytes": Entry(
+        "most memory that a process has had so far, of those of the run the largest: of its GPU, "
+        "or on a CPU in all; in 1e9 bytes",
+        "Near what there is: lower `actor.microbatch_tokens` or `rollout.cache_tokens`.",
+    ),
+    "time/collectives": Entry(
+        "seconds that a process spent on sending to the others and on waiting for them, mean over "
+        "the processes (only with several)",
+        "Large beside `time/iteration`: one of them has more to do. What FSDP gathers, and NCCL "
+        "beside the host, is not in it.",
+    ),
 }
 
 EVALS: dict[str, Entry] = {

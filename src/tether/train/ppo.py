@@ -13,6 +13,7 @@ from tether.config import Config, LaunchSection, OwnTool, SearchTool
 from tether.data.curriculum import begin_curriculum
 from tether.data.probe import read_probe
 from tether.data.prompts import OnProgress
+from tether.dist.collectives import seconds_in_collectives
 from tether.dist.interrupt import Interrupt
 from tether.dist.world import world
 from tether.models.locate import find_model
@@ -31,6 +32,7 @@ from tether.ppo.scoring import NUM_TRIED, Trial, response_text, try_reward
 from tether.ppo.selfcheck import check_start
 from tether.rewards.functions import Reward, learned_model, parts_of
 from tether.run.directory import EVALS, REWARD_LOG, VERDICTS
+from tether.run.metrics import Event
 from tether.run.reader import read_lines
 from tether.support.user_code import own_files
 from tether.train.checkpoint import (
@@ -49,6 +51,7 @@ from tether.train.checkpoint import (
 from tether.train.checkpoint_files import read_tensors
 from tether.train.fingerprint import changed_row_ids, model_files, prompts_digest
 from tether.train.notices import NoiseNotice
+from tether.train.throughput import operator_timings
 from tether.train.training import Contents, Evaluated, Iterated, Result, SavedModel, is_due
 from tether.train.watch import IterationRecord, Sample, Watcher
 
@@ -246,15 +249,23 @@ class PPOTraining:
         if iteration == 0 and pretrain is not None and self.pretrained is None:
             self.pretrained = pretrain_critic(pretrain, self.controls.beta, roles, config)
         _set_learning_rates(iteration, config, roles)
+        waited = seconds_in_collectives()
         outcome = run_iteration(iteration, self.controls, roles, config, interrupt)
+        waited = seconds_in_collectives() - waited
         metrics = outcome.metrics(config)
         if iteration == 0 and self.pretrained is not None:
             metrics |= self.pretrained.metrics()
             outcome.events.append(self.pretrained.event())
+        skipped = roles.train_prompts.newly_broken()  # of files that are read as they are drawn
+        outcome.events.extend(Event("bad_row", problem) for problem in skipped)
         self.controls = outcome.next_controls(metrics, config)
         refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
         if is_due(iteration + 1, refresh_every):
             roles.reference.refresh(roles.actor)
+        timings = outcome.timings()
+        timings |= operator_timings(
+            outcome.rollout, timings["time/iteration"], waited, self.plan, roles.actor.model.device
+        )
         drawn, window = outcome.prompts.ids[:: config.rollout.samples_per_prompt], None
         if outcome.dropped is not None:
             window = (outcome.controls.prompts_drawn, outcome.dropped.prompts)
@@ -264,9 +275,11 @@ class PPOTraining:
         is_logged = is_due(iteration, every) or (every > 0 and iteration == last)
         return Iterated(
             record=IterationRecord(
-                iteration, metrics, outcome.timings(), outcome.events, self._sample(outcome)
+                iteration, metrics, timings, outcome.events, self._sample(outcome)
             ),
-            rollouts=rollout_rows(outcome, roles.vocabulary, config) if is_logged else (),
+            rollouts=rollout_rows(outcome, roles.vocabulary, config)
+            if is_logged and world().is_first
+            else (),
             prompts_sha256=prompts_digest(drawn),
             prompts_window=window,
             prompts_rows=outcome.drawn,

@@ -3,6 +3,7 @@
 PPO, SFT and reward models all start here; what they are is a `Job`.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -157,9 +158,20 @@ def resume_run(
 
 def _build(job: Job[E], watch: Watcher[E], held: ExitStack) -> Training[E]:
     torch.set_num_threads(job.config.threads)
+    if job.config.deterministic and pick_device(job.config.device).type == "cuda":
+        repeat_on_gpus()
     training = job.build(watch.reading)
     held.callback(training.close)
     return training
+
+
+def repeat_on_gpus() -> None:
+    """Choose only kernels that repeat, byte for byte; an operation that has none is refused.
+
+    cuBLAS reads its variable when it is first used.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def _check_disk(training: Training[E], folder: Path, own_bytes: int = 0) -> None:

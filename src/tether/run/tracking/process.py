@@ -23,7 +23,7 @@ from typing import Any
 
 from tether.errors import UserError
 from tether.run.directory import CONFIG, EVALS, METRICS, TIMINGS, TRACKERS, is_run
-from tether.run.lock import LOCK
+from tether.run.lock import LOCK, has_locks
 from tether.run.tracking.backends import NAMES, Sink, open_sink
 from tether.support.strict_yaml import load_yaml
 
@@ -126,7 +126,8 @@ def track(run: Path, tracker: str, ended: threading.Event) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:
         # The process of a killed run may still be sending its last lines; it ends soon.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if has_locks(lock.fileno()):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         forwarder = Forwarder(run, tracker, folder)
         while not ended.is_set():
             forwarder.forward()
