@@ -39,10 +39,11 @@ from tether.errors import RunStopped, UserError
 from tether.models.loading import DTYPES, load_causal_lm
 from tether.models.locate import find_model
 from tether.models.lora import add_adapter, merge_adapter
+from tether.models.stored import is_unread, places_by_name
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import load_trainable_parameters, load_weights, plain_weights
 from tether.ppo.result import Controls
-from tether.ppo.roles import Roles, let_layers_learn
+from tether.ppo.roles import Roles, let_layers_learn, loads_in_parts
 from tether.run.checkpoint_store import all_checkpoints, discard, finish, prune, stage
 from tether.run.directory import CHECKPOINTS, SCHEMA
 from tether.run.reader import read_regular
@@ -154,8 +155,9 @@ def load_roles(checkpoint: Path, roles: Roles, config: Config) -> None:
     if config.model.learns_in_part:
         load_trainable_parameters(model, read_tensors(checkpoint / learnt_file(config)))
     else:
-        saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, model.device)
-        load_weights(model, saved.state_dict())
+        source = str(checkpoint / ACTOR), config.model.dtype, model.device
+        saved = load_causal_lm(*source, in_parts=loads_in_parts(config))
+        load_weights(model, places_by_name(saved) if is_unread(saved) else saved.state_dict())
     if roles.critic.state():
         roles.critic.load_state(read_tensors(checkpoint / CRITIC))
     if roles.reference.state():

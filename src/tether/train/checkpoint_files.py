@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -13,6 +13,7 @@ from tether.data.batching import balance
 from tether.dist.dtensor import full_tensor
 from tether.dist.world import world
 from tether.models.saving import save_tokenizer
+from tether.models.stored import StoredTensors, stored_tensors
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,17 @@ def write_tensors(file: Path, own: OwnTensors) -> None:
     save_file({name: tensor.contiguous() for name, tensor in own.tensors.items()}, path)
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read the tensors of one file, or of the parts in its place."""
+def read_tensors(file: Path) -> StoredTensors:
+    """Return the tensors of one file, or of the parts in its place, each read when it is asked for.
+
+    What a process does not use of a tensor, as it has a shard of it, takes no memory.
+    """
     if file.is_file():
-        return load_file(file)
+        return stored_tensors(file)
     found = sorted(file.parent.glob(f"{file.stem}-*-of-*{file.suffix}"))
     if not found or len(found) != int(found[0].stem.rpartition("-")[2]):
         raise OSError(f"{file.name} is missing or not complete")
-    return {name: tensor for part in found for name, tensor in load_file(part).items()}
+    return stored_tensors(*found)
 
 
 def write_model(
