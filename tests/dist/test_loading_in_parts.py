@@ -30,7 +30,7 @@ from tether.models.forward import trunk
 from tether.models.frozen_layers import upper_copy
 from tether.models.loading import load_causal_lm, load_trunk
 from tether.models.lora import add_adapter
-from tether.models.stored import is_unread, places_by_name, read_own_parts
+from tether.models.stored import is_unread, read_own_parts, weights_by_name
 from tether.models.weights import load_weights
 from tether.ppo.optimizer import Optimizer
 from tether.train.checkpoint_files import read_tensors
@@ -110,7 +110,7 @@ def read(directory: str, dtype: str, moments: str) -> dict[str, bool]:
     for weight in actor.parameters():
         local_shard(weight).zero_()
     again = load_causal_lm(directory, dtype, CPU, in_parts=True)
-    load_weights(actor, places_by_name(again))
+    load_weights(actor, weights_by_name(again))
     resumed = all(torch.equal(before[n], local_shard(w)) for n, w in actor.named_parameters())
     names = ("actor", "critic", "reference", "trunk")
     found = {n: same_bits(*pair) for n, *pair in zip(names, *models, strict=True)}

@@ -391,10 +391,22 @@ class LaunchSection(Section):
     """processes that share the layers of one copy of a model"""
     timeout_seconds: PositiveFloat = 600.0
     """the run ends if a process keeps the others waiting for longer; the error names it"""
+    start_timeout_seconds: PositiveFloat = 600.0
+    """the same until all processes, or workers of Ray, have started"""
+    reward_timeout_seconds: PositiveFloat = 3600.0
+    """the same while rewards are computed, each process its own rows'"""
+    save_timeout_seconds: PositiveFloat = 3600.0
+    """the same while a checkpoint is written, or verified before a resume"""
     teraflops: PositiveFloat | None = None
     """speed of a device, in 1e12 operations per second, for the times of `tether check`"""
     link_gigabytes: PositiveFloat | None = None
     """bandwidth of a device, in 1e9 bytes per second, for the same"""
+
+    @property
+    def timeouts_apart(self) -> dict[str, float]:
+        """The time-outs beside `timeout_seconds`, by field."""
+        names = "start_timeout_seconds", "reward_timeout_seconds", "save_timeout_seconds"
+        return {name: getattr(self, name) for name in names}
 
     @model_validator(mode="after")
     def _address_has_no_secret(self) -> LaunchSection:

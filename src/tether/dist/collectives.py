@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from tether.dist.liveness import naming_lost_processes
 from tether.dist.wire import pack, unpack
-from tether.dist.world import world
+from tether.dist.world import waiting_group, world
 
 T = TypeVar("T")
 
@@ -80,25 +80,25 @@ def any_process(flag: bool) -> bool:
 
 
 def _gather_bytes(mine: bytes, size: int) -> list[bytes]:
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    torch_dist.all_gather(lengths, torch.tensor([len(mine)]))
+    lengths, group = [torch.zeros(1, dtype=torch.int64) for _ in range(size)], waiting_group()
+    torch_dist.all_gather(lengths, torch.tensor([len(mine)]), group)
     longest = max(int(length) for length in lengths)
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
     found = [torch.empty_like(padded) for _ in range(size)]
-    torch_dist.all_gather(found, padded)
+    torch_dist.all_gather(found, padded, group)
     pairs = zip(found, lengths, strict=True)
     return [content[: int(length)].numpy().tobytes() for content, length in pairs]
 
 
 def _broadcast_bytes(said: bytes) -> bytes:
     """Return the bytes of rank 0; those of the other processes are ignored."""
-    length = torch.tensor([len(said)])
-    torch_dist.broadcast(length, src=0)
+    length, group = torch.tensor([len(said)]), waiting_group()
+    torch_dist.broadcast(length, src=0, group=group)
     content = torch.zeros(int(length), dtype=torch.uint8)
     if said:
         content[:] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-    torch_dist.broadcast(content, src=0)
+    torch_dist.broadcast(content, src=0, group=group)
     return content.numpy().tobytes()
 
 

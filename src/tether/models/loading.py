@@ -134,9 +134,7 @@ def _load_unread(
     return _prepared(name, model, missing, dtype)
 
 
-def _prepared(
-    name: str, model: PreTrainedModel, missing: set[str], dtype: str
-) -> PreTrainedModel:
+def _prepared(name: str, model: PreTrainedModel, missing: set[str], dtype: str) -> PreTrainedModel:
     if missing:  # transformers leaves them at random
         raise UserError(
             f"{name} holds no {min(missing)}, which its architecture needs; it is incomplete, or "

@@ -80,7 +80,7 @@ def note_places(model: PreTrainedModel, directory: Path, device: torch.device) -
     found, names, prefix = {}, {}, model.base_model_prefix
     for name, weight in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(name)
-    for name, weight in model.named_parameters():
+    for weight in model.parameters():
         held = {key for alias in names[id(weight)] for key in spellings(alias, prefix)}
         places = [stored[key] for key in held if key in stored]
         if len(places) != 1 or _shape(places[0]) != weight.shape:
@@ -95,8 +95,10 @@ def note_places(model: PreTrainedModel, directory: Path, device: torch.device) -
     return True
 
 
-def places_by_name(model: nn.Module) -> StoredTensors:
-    """Return the tensors that the weights of an unread model will be, by the weights' names."""
+def weights_by_name(model: nn.Module) -> Mapping[str, Tensor]:
+    """Return a model's weights; those of an unread one are read when they are asked for."""
+    if not is_unread(model):
+        return model.state_dict()
     places = {}
     for name, _ in model.named_parameters():
         owner, _, key = name.rpartition(".")

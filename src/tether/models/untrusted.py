@@ -143,9 +143,7 @@ def _refuse_absent_files(name: str, directory: Path) -> None:
             )
 
 
-def _refuse_other_shapes(
-    name: str, file: Path, weights: Mapping[str, Tensor], prefix: str
-) -> None:
+def _refuse_other_shapes(name: str, file: Path, weights: Mapping[str, Tensor], prefix: str) -> None:
     """Refuse a tensor that is not as large as the weight of its name, with the prefix or without.
 
     Other names are left to transformers, which may put such weights together.

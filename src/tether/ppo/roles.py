@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.config import TRL, Config, LoraSection
+from tether.config import TRL, Config, LaunchSection, LoraSection
 from tether.data.chat_templates import asks_for_date, fix_date
 from tether.data.prompts import (
     HeldoutSets,
@@ -116,7 +116,7 @@ def build_roles(
 
     rollout = config.rollout
     models = config.model
-    in_parts = loads_in_parts(config)
+    in_parts = loads_in_parts(config.launch)
     source = models.dtype, device, models.hub, models.compute, in_parts
     model = load_causal_lm(models.actor, *source)
     vocabulary = load_vocabulary(models.actor, model, models.hub)
@@ -249,9 +249,9 @@ def _packs_prompts(network: Network, longest_row: int) -> bool:
     return with_outer_weights(network.module, lambda: can_pack_prompts(other, longest_row))
 
 
-def loads_in_parts(config: Config) -> bool:
+def loads_in_parts(launch: LaunchSection) -> bool:
     """Tell whether each process reads only its shards of the weights."""
-    return config.launch.weights == "sharded" and world().size > 1
+    return launch.weights == "sharded" and world().size > 1
 
 
 def _shard_weights(
@@ -286,7 +286,7 @@ def _build_reference(
         if actor.lower_layers:
             own_names = trainable_parameters(actor.model).keys()
     else:
-        source = dtype, device, settings.hub, settings.compute, loads_in_parts(config)
+        source = dtype, device, settings.hub, settings.compute, loads_in_parts(config.launch)
         model = load_causal_lm(name, *source)
         _refuse_other_vocabulary(name, model, actor, vocabulary, config)
     return FrozenReference(
@@ -361,7 +361,7 @@ def _build_critic(
         if same:
             model = upper_copy(trunk(actor.model), actor.lower_layers)
         else:
-            source = dtype, device, settings.hub, settings.compute, loads_in_parts(config)
+            source = dtype, device, settings.hub, settings.compute, loads_in_parts(config.launch)
             model = load_trunk(name, *source)
             layers = let_layers_learn(model, name, config)
         _make_ready_to_learn(model, settings.critic_lora, config, "critic", layers)

@@ -42,10 +42,12 @@ def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
     return OwnTensors(own, writers, sum(sizes))
 
 
-def write_tensors(file: Path, own: OwnTensors) -> None:
+def write_tensors(file: Path, own: OwnTensors) -> Path:
+    """Write this process's tensors, and return the file that they are in."""
     here = world()
     path = file if here.size == 1 else _part(file, here.rank, here.size)
     save_file({name: tensor.contiguous() for name, tensor in own.tensors.items()}, path)
+    return path
 
 
 def read_tensors(file: Path) -> StoredTensors:
@@ -63,20 +65,23 @@ def read_tensors(file: Path) -> StoredTensors:
 
 def write_model(
     folder: Path, own: OwnTensors, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Write a Hugging Face directory, in parts with an index where several processes write it."""
+) -> list[Path]:
+    """Write a Hugging Face directory, in parts with an index where several processes write it.
+
+    Return the files that this process has written.
+    """
     here = world()
     if here.size == 1:
         model.save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
-        return
+        return _files_but(folder, [])
     folder.mkdir(exist_ok=True)
     file = folder / "model.safetensors"
     part = _part(file, here.rank, here.size)
     tensors = {name: tensor.contiguous() for name, tensor in own.tensors.items()}
     save_file(tensors, part, metadata={"format": "pt"})
     if not here.is_first:
-        return
+        return [part]
     places = {name: _part(file, w, here.size).name for name, w in own.writers.items()}
     index = {"metadata": {"total_size": own.total_bytes}, "weight_map": places}
     (folder / f"{file.name}.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
@@ -84,6 +89,12 @@ def write_model(
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
+    return _files_but(folder, [_part(file, writer, here.size) for writer in range(1, here.size)])
+
+
+def _files_but(folder: Path, others: list[Path]) -> list[Path]:
+    found = {path for path in folder.rglob("*") if path.is_file()}
+    return sorted(found.difference(others))
 
 
 def _part(file: Path, writer: int, writers: int) -> Path:
