@@ -15,8 +15,20 @@ from helpers import few_or_many
 from torch import Tensor, nn
 
 from dist.processes import run_processes
+from tether.config import LaunchSection
+from tether.dist import world as worlds
 from tether.dist.collectives import gather
-from tether.dist.world import REWARDS, SAVING, START, entered, waiting_for, world
+from tether.dist.liveness import naming_lost_processes
+from tether.dist.world import (
+    REWARDS,
+    SAVING,
+    START,
+    USUAL,
+    World,
+    entered,
+    waiting_for,
+    world,
+)
 from tether.errors import OthersLost, UserError
 from tether.run import checkpoint_store
 from tether.run.checkpoint_store import newest_whole, sweep
@@ -193,7 +205,7 @@ def test_a_kill_in_the_middle_of_saving_leaves_the_one_before(tmp_path, kills):
 
 
 def wait_for(what: str, seconds: float, limits: dict[str, float]) -> str:
-    with entered("cpu", 1, 1.0, limits):
+    with entered("cpu", 1, 60.0, limits):
         if world().rank == 1:
             time.sleep(seconds)
         try:
@@ -201,13 +213,26 @@ def wait_for(what: str, seconds: float, limits: dict[str, float]) -> str:
                 return str(gather(world().rank))
         except OthersLost as error:
             return str(error)
-        finally:
-            if world().rank == 0:
-                time.sleep(1)  # so that the other finds it gone, not here
 
 
+@pytest.mark.long
 def test_time_outs_are_apart_and_the_one_that_ended_is_named():
-    patient = {START: 60.0, REWARDS: 60.0, SAVING: 1.5}
-    assert run_processes(2, wait_for, REWARDS, 3.0, patient) == ["[0, 1]"] * 2
-    said, _ = run_processes(2, wait_for, SAVING, 12.0, patient)
-    assert said.endswith("no answer from process 1 (launch.save_timeout_seconds = 1.5).")
+    limits = {START: 60.0, REWARDS: 60.0, SAVING: 4.0}
+    assert run_processes(2, wait_for, REWARDS, 6.0, limits) == ["[0, 1]"] * 2
+    said, _ = run_processes(2, wait_for, SAVING, 20.0, limits)
+    assert said.endswith("no answer from process 1 (launch.save_timeout_seconds = 4).")
+
+
+def test_the_field_whose_time_out_ended_the_wait_is_named(monkeypatch):
+    limits = {USUAL: 2.0, REWARDS: 3.0, SAVING: 4.0}
+    monkeypatch.setattr(worlds, "_now", World(1, 2, {}, limits))
+    for what, seconds in limits.items():
+        with (
+            pytest.raises(OthersLost, match=rf"process 0 \(launch\.{what} = {seconds:g}\)\."),
+            waiting_for(what),
+            naming_lost_processes(),
+        ):
+            raise RuntimeError("gloo: timed out")
+    settings = LaunchSection(timeout_seconds=1, save_timeout_seconds=7)
+    apart = {START: 600.0, REWARDS: 3600.0, SAVING: 7.0}
+    assert settings.timeouts_apart == apart

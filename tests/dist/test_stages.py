@@ -110,7 +110,9 @@ def test_a_stage_that_was_killed_goes_on_to_the_same_bits(configs, command, kind
     assert len(lines(run, "metrics.jsonl")) == 5
     for name in ("metrics.jsonl", "evals.jsonl"):
         assert (Path(run) / name).read_bytes() == (Path(whole) / name).read_bytes()
-    saved = [path.relative_to(whole) for path in Path(whole, "checkpoints/000005").rglob("*.saf*")]
+    saved = [
+        path.relative_to(whole) for path in Path(whole, "checkpoints/000005").rglob("*.safetensors")
+    ]
     assert len(saved) == 4
     for name in saved:
         assert Path(run, name).read_bytes() == Path(whole, name).read_bytes()

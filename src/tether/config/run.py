@@ -444,6 +444,17 @@ class RunConfig(Section):
     threads: Annotated[int, Field(gt=0, le=1024)] = Field(default_factory=cores)
     """CPU threads; the same number gives the same bits (default: the available cores)"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _workers_share_the_cores(cls, given: Any) -> Any:
+        """Divide the cores by the workers that Ray will start; `cores` only knows torchrun's."""
+        launch = given.get("launch") if isinstance(given, dict) else None
+        if not isinstance(launch, dict) or launch.get("kind") != "ray" or "threads" in given:
+            return given
+        workers = launch.get("num_workers")
+        share = cores() // workers if isinstance(workers, int) and workers > 0 else cores()
+        return {**given, "threads": max(1, share)}
+
     _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def written_as(self, paths: Mapping[str, str]) -> Self:
