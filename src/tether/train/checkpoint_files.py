@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -74,27 +75,37 @@ def write_model(
     if here.size == 1:
         model.save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
-        return _files_but(folder, [])
+        return sorted(path for path in folder.rglob("*") if path.is_file())
     folder.mkdir(exist_ok=True)
     file = folder / "model.safetensors"
     part = _part(file, here.rank, here.size)
     tensors = {name: tensor.contiguous() for name, tensor in own.tensors.items()}
     save_file(tensors, part, metadata={"format": "pt"})
-    if not here.is_first:
-        return [part]
-    places = {name: _part(file, w, here.size).name for name, w in own.writers.items()}
+    return [part, *_write_rest(file, own, model, tokenizer)] if here.is_first else [part]
+
+
+def _write_rest(
+    file: Path, own: OwnTensors, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[Path]:
+    """Write what is no tensor beside the parts of `file`, and return the files.
+
+    They are made in a folder of their own: in the model's, other processes are still writing.
+    """
+    places = {name: _part(file, writer, world().size).name for name, writer in own.writers.items()}
     index = {"metadata": {"total_size": own.total_bytes}, "weight_map": places}
-    (folder / f"{file.name}.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
-    model.config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
-    return _files_but(folder, [_part(file, writer, here.size) for writer in range(1, here.size)])
-
-
-def _files_but(folder: Path, others: list[Path]) -> list[Path]:
-    found = {path for path in folder.rglob("*") if path.is_file()}
-    return sorted(found.difference(others))
+    written = []
+    with TemporaryDirectory(prefix=".made-", dir=file.parent.parent) as made:
+        folder = Path(made)
+        (folder / f"{file.name}.index.json").write_text(json.dumps(index, indent=1), "utf-8")
+        model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            place = file.parent / path.relative_to(folder)
+            place.parent.mkdir(exist_ok=True)
+            written.append(path.replace(place))
+    return written
 
 
 def _part(file: Path, writer: int, writers: int) -> Path:
