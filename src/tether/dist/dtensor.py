@@ -72,9 +72,9 @@ def own_slices(like: Tensor) -> tuple[slice, ...]:
     if isinstance(like, DTensor):
         mesh, cut = world().shared_mesh, _cut_in_layer(like)
         if isinstance(cut, Shard):
-            spans[cut.dim] = _own_span(*spans[cut.dim], mesh["tensor"])
-        spans[0] = _own_span(*spans[0], mesh["data"])
-    return tuple(slice(*span) for span in spans)
+            spans[cut.dim] = _own_span(spans[cut.dim], mesh["tensor"])
+        spans[0] = _own_span(spans[0], mesh["data"])
+    return tuple(slice(begin, end) for begin, end in spans)
 
 
 @torch.no_grad()
@@ -119,8 +119,9 @@ def _cut_over(parameter: nn.Parameter) -> tuple[str, ...]:
     return ("data",) if cut is None or isinstance(cut, Replicate) else ("data", "tensor")
 
 
-def _own_span(begin: int, end: int, mesh: DeviceMesh) -> tuple[int, int]:
+def _own_span(span: tuple[int, int], mesh: DeviceMesh) -> tuple[int, int]:
     """Return this process's share of a range, cut as `Tensor.chunk` cuts it."""
+    begin, end = span
     share = math.ceil((end - begin) / mesh.size())
     first = begin + mesh.get_local_rank() * share
     return min(first, end), min(first + share, end)

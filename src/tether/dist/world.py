@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
+from typing import cast
 
 import torch
 import torch.distributed as torch_dist
@@ -147,7 +148,7 @@ def entered(
     try:
         mesh = _mesh(device, tensor_parallel, timeout)
         groups = {
-            what: torch_dist.new_group(timeout=timedelta(seconds=limits[what]), backend="gloo")
+            what: _all_processes(timedelta(seconds=limits[what]))
             for what in (USUAL, REWARDS, SAVING)
         }
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -231,6 +232,12 @@ def _own_store(timeout: timedelta) -> Store | None:
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
+
+
+def _all_processes(timeout: timedelta) -> torch_dist.ProcessGroup:
+    """Make a group of all for objects, which are sent between CPUs."""
+    group = torch_dist.new_group(timeout=timeout, backend="gloo")
+    return cast(torch_dist.ProcessGroup, group)
 
 
 def _mesh(device: str, tensor_parallel: int, timeout: timedelta) -> DeviceMesh:

@@ -21,7 +21,7 @@ from tether.data.prompts import (
     load_prompts,
 )
 from tether.dist.collectives import on_first_process
-from tether.dist.fsdp import shard, with_outer_weights
+from tether.dist.fsdp import release_gathered, shard, with_outer_weights
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import local_device, world
 from tether.errors import UserError
@@ -152,9 +152,11 @@ def build_roles(
         refuse_unshareable(model.config, config.launch.tensor_parallel)
     if config.launch.weights == "sharded":
         _shard_weights(model, critic, reference, scorer, device)
-    # From here on all weights have been read.
+    # From here on all weights have been read. What these passes gather is let go again: optimizers
+    # hold shards.
     refuse_unsplittable(model, lower_layers, config.model.actor)
     share_prompts = _may_share_prompts(config, train_prompts, model, critic, reference)
+    release_gathered()
     actor_weights = [*trainable_parameters(model).values()]
     if config.critic.shared_trunk:
         actor_weights += _critic_weights(critic)

@@ -34,7 +34,8 @@ STAGED = ".staged-"
 DAMAGED = "damaged-"
 NAME = re.compile(r"[0-9]{6,}")  # anything else in the folder belongs to another program
 HASHING_THREADS = 4
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
