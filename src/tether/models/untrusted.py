@@ -88,12 +88,13 @@ def refuse_other_weights(name: str, directory: Path, outline: nn.Module) -> None
     prefix = getattr(outline, "base_model_prefix", "")
     for file in files:
         _refuse_other_numbers(name, file, weights)
-        _refuse_other_shapes(name, file, weights, prefix)
     if promised > MAX_MISSING + MAX_PROMISED_RATIO * held:
         raise UserError(
             f"{name} has {promised:,} weights by its config.json, but its files hold {held:,}; it "
             f"is incomplete, or its config.json belongs to another model."
         )
+    for file in files:
+        _refuse_other_shapes(name, file, weights, prefix)
 
 
 def refuse_remote_code(name: str, error: Exception) -> None:
