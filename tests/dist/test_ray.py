@@ -1,6 +1,7 @@
 """Runs whose workers Ray places, on clusters of this machine."""
 
 import hashlib
+import json
 import os
 import secrets
 import signal
@@ -119,6 +120,26 @@ def test_a_worker_killed_in_mid_run_changes_no_bit(config, cluster, tmp_path):
     assert [e["kind"] for e in read_jsonl(smooth.run / "events.jsonl")] == []
     assert disturbed.iterations_done == smooth.iterations_done == 4
     assert files(disturbed.run) == files(smooth.run)
+
+
+@pytest.mark.long
+def test_a_stage_on_ray_is_that_of_one_process(tiny_model_dir, cluster, tmp_path):
+    rows = [{"prompt": "a" * n, "response": "b" * (9 - n)} for n in range(1, 9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "run": {"dir": str(tmp_path / "ray")},
+        "model": {"start": tiny_model_dir, "dtype": "float64"},
+        "data": dict.fromkeys(("train", "heldout"), str(tmp_path / "rows.jsonl")),
+        "train": {"passes": 2, "minibatch_rows": 4, "lr": 1e-2},
+        "launch": {"kind": "ray", "num_workers": 2, "weights": "sharded", "address": cluster},
+    }
+    heard = Heard()
+    placed = api.sft(config, watch=heard)
+    assert heard.iterations == [0, 1, 2, 3]
+    alone = api.sft(changed(config, run__dir=str(tmp_path / "alone"), launch={}))
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        ours, theirs = (read_jsonl(result.run / name) for result in (placed, alone))
+        assert [x["loss"] for x in ours] == pytest.approx([x["loss"] for x in theirs], rel=1e-9)
 
 
 @pytest.mark.long

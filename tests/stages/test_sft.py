@@ -442,13 +442,17 @@ def test_no_field_of_a_stage_goes_without_a_word():
 
 
 @pytest.mark.parametrize("command", ["sft", "reward_model"])
-def test_a_stage_under_torchrun_is_refused_before_anything_is_written(
+def test_more_processes_than_rows_of_a_step_are_refused_before_anything_is_written(
     tmp_path, monkeypatch, tiny_model_dir, command
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
-    config = {"model": {"start": tiny_model_dir}, "data": {"train": "rows.jsonl"}}
-    with pytest.raises(UserError, match="runs in one process, but 2 were started"):
+    config = {
+        "model": {"start": tiny_model_dir},
+        "data": {"train": "rows.jsonl"},
+        "train": {"minibatch_rows": 2},
+    }
+    with pytest.raises(UserError, match=r"2 rows, too few for 3 processes; raise train\.minib"):
         getattr(api, command)(config)
     assert not (tmp_path / "runs").exists()

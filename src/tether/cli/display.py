@@ -260,7 +260,7 @@ class StageDisplay(Watcher[Record]):
     """Show a run of SFT or of a reward model."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True, quiet=launched_rank() > 0)
         self.progress = training_bar(self.console)
         self.task: TaskID | None = None
         self.steps = 0

@@ -12,6 +12,7 @@ from tether.cli.field_options import (
     Resume,
     read_stage,
 )
+from tether.dist.environment import launched_rank
 
 if TYPE_CHECKING:
     from tether.cli.display import StageDisplay
@@ -49,7 +50,7 @@ def sft(
 
 def train_sft(config: "SFTConfig", resume: bool, allow_changed: bool) -> None:
     """Train and show it."""
-    print("loading    torch and the model …", flush=True)
+    say_loading()
     from tether import api
     from tether.cli.display import StageDisplay
 
@@ -69,13 +70,18 @@ def reward_model(
 
 def train_reward_model(config: "RewardModelConfig", resume: bool, allow_changed: bool) -> None:
     """Train and show it."""
-    print("loading    torch and the model …", flush=True)
+    say_loading()
     from tether import api
     from tether.cli.display import StageDisplay
 
     with StageDisplay() as display:
         result = api.reward_model(config, display, resume, allow_changed)
     conclude(display, result)
+
+
+def say_loading() -> None:
+    if launched_rank() == 0:
+        print("loading    torch and the model …", flush=True)
 
 
 def conclude(display: "StageDisplay", result: "Result[Record]") -> None:

@@ -18,7 +18,7 @@ from tether.config.algorithm import (
     CriticSection,
     KlSection,
 )
-from tether.config.base import Aggregation, cores
+from tether.config.base import Aggregation
 from tether.config.estimators import ESTIMATORS
 from tether.config.rollout import CorrectionSection, RewardSection, RolloutSection
 from tether.config.run import (
@@ -47,17 +47,6 @@ class Config(RunConfig):
     actor: ActorSection = ActorSection()
     train: TrainSection = TrainSection()
     launch: LaunchSection = LaunchSection()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _workers_share_the_cores(cls, given: Any) -> Any:
-        """Divide the cores by the workers that Ray will start; `cores` only knows torchrun's."""
-        launch = given.get("launch") if isinstance(given, dict) else None
-        if not isinstance(launch, dict) or launch.get("kind") != "ray" or "threads" in given:
-            return given
-        workers = launch.get("num_workers")
-        share = cores() // workers if isinstance(workers, int) and workers > 0 else cores()
-        return {**given, "threads": max(1, share)}
 
     @cached_property
     def rows(self) -> int:

@@ -399,6 +399,12 @@ class LaunchSection(Section):
     """processes that share the layers of one copy of a model"""
     timeout_seconds: PositiveFloat = 600.0
     """the run ends if a process keeps the others waiting for longer; the error names it"""
+    start_timeout_seconds: PositiveFloat = 600.0
+    """the same until all processes, or workers of Ray, have started"""
+    reward_timeout_seconds: PositiveFloat = 3600.0
+    """the same while rewards are computed, each process its own rows'"""
+    save_timeout_seconds: PositiveFloat = 3600.0
+    """the same while a checkpoint is written, or verified before a resume"""
     device_kind: str | None = None
     """a device by name, such as h100-80gb: its data sheet is what `tether check` plans with"""
     teraflops: PositiveFloat | None = None
@@ -421,6 +427,12 @@ class LaunchSection(Section):
                 f"teraflops, bandwidth_gigabytes and link_gigabytes"
             )
         return self
+
+    @property
+    def timeouts_apart(self) -> dict[str, float]:
+        """The time-outs beside `timeout_seconds`, by field."""
+        names = "start_timeout_seconds", "reward_timeout_seconds", "save_timeout_seconds"
+        return {name: getattr(self, name) for name in names}
 
     @model_validator(mode="after")
     def _address_has_no_secret(self) -> LaunchSection:
@@ -459,6 +471,17 @@ class RunConfig(Section):
     """CPU threads; the same number gives the same bits (default: the available cores)"""
     deterministic: bool = False
     """on GPUs: only kernels that repeat byte for byte, which are slower; CPUs always repeat"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _workers_share_the_cores(cls, given: Any) -> Any:
+        """Divide the cores by the workers that Ray will start; `cores` only knows torchrun's."""
+        launch = given.get("launch") if isinstance(given, dict) else None
+        if not isinstance(launch, dict) or launch.get("kind") != "ray" or "threads" in given:
+            return given
+        workers = launch.get("num_workers")
+        share = cores() // workers if isinstance(workers, int) and workers > 0 else cores()
+        return {**given, "threads": max(1, share)}
 
     _as_written: dict[str, str] = PrivateAttr(default_factory=dict)
 

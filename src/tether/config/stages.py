@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from tether.config import TOO_COARSE_TO_LEARN, Decay, RunConfig, Section, Share
-from tether.config.run import Compute, refuse_coarse_compute
+from tether.config.run import Compute, LaunchSection, refuse_coarse_compute
 
 
 class StageRunSection(Section):
@@ -140,6 +140,7 @@ class SFTConfig(RunConfig):
     model: StageModelSection
     data: ConversationSection
     train: StageTrainSection = StageTrainSection()
+    launch: LaunchSection = LaunchSection()
 
 
 class RewardModelConfig(RunConfig):
@@ -151,6 +152,7 @@ class RewardModelConfig(RunConfig):
     model: StageModelSection
     data: PreferenceSection
     train: StageTrainSection = StageTrainSection()
+    launch: LaunchSection = LaunchSection()
 
 
 class TaskSection(Section):

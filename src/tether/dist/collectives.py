@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from tether.dist.liveness import naming_lost_processes
 from tether.dist.wire import pack, unpack
-from tether.dist.world import world
+from tether.dist.world import waiting_group, world
 
 T = TypeVar("T")
 _seconds = [0.0]
@@ -101,21 +101,22 @@ def any_process(flag: bool) -> bool:
 
 
 def _gather_bytes(mine: Tensor, size: int) -> list[Tensor]:
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    torch_dist.all_gather(lengths, torch.tensor([len(mine)]))
+    lengths, group = [torch.zeros(1, dtype=torch.int64) for _ in range(size)], waiting_group()
+    torch_dist.all_gather(lengths, torch.tensor([len(mine)]), group)
     longest = max(int(length) for length in lengths)
     padded = mine if len(mine) == longest else pad(mine, (0, longest - len(mine)))
     found = [torch.empty_like(padded) for _ in range(size)]
-    torch_dist.all_gather(found, padded)
+    torch_dist.all_gather(found, padded, group)
     return [content[: int(length)] for content, length in zip(found, lengths, strict=True)]
 
 
 def _broadcast_bytes(said: Tensor | None) -> Tensor:
     """Return the bytes of rank 0; the other processes have none to give."""
     length = torch.tensor([0 if said is None else len(said)])
-    torch_dist.broadcast(length, src=0)
+    group = waiting_group()
+    torch_dist.broadcast(length, src=0, group=group)
     content = torch.zeros(int(length), dtype=torch.uint8) if said is None else said
-    torch_dist.broadcast(content, src=0)
+    torch_dist.broadcast(content, src=0, group=group)
     return content
 
 

@@ -4,6 +4,7 @@ A weight may be sharded twice: by tensor parallelism, over rows or columns, and 
 by FSDP over the replicas, over rows. A plain tensor is its own shard and full tensor.
 """
 
+import math
 from collections.abc import Iterable
 from typing import cast
 
@@ -65,6 +66,17 @@ def shard_like(whole: Tensor, like: Tensor) -> Tensor:
     return part.clone()  # so that the full tensor can be freed
 
 
+def own_slices(like: Tensor) -> tuple[slice, ...]:
+    """Return where in the full tensor the shard lies that this process has of `like`."""
+    spans = [(0, size) for size in like.shape]
+    if isinstance(like, DTensor):
+        mesh, cut = world().shared_mesh, _cut_in_layer(like)
+        if isinstance(cut, Shard):
+            spans[cut.dim] = _own_span(spans[cut.dim], mesh["tensor"])
+        spans[0] = _own_span(spans[0], mesh["data"])
+    return tuple(slice(begin, end) for begin, end in spans)
+
+
 @torch.no_grad()
 def copy_from_full(weight: Tensor, whole: Tensor) -> None:
     """Copy a full tensor into a weight, sharded or not."""
@@ -105,6 +117,14 @@ def _cut_over(parameter: nn.Parameter) -> tuple[str, ...]:
         return ()
     cut = _cut_in_layer(parameter)
     return ("data",) if cut is None or isinstance(cut, Replicate) else ("data", "tensor")
+
+
+def _own_span(span: tuple[int, int], mesh: DeviceMesh) -> tuple[int, int]:
+    """Return this process's share of a range, cut as `Tensor.chunk` cuts it."""
+    begin, end = span
+    share = math.ceil((end - begin) / mesh.size())
+    first = begin + mesh.get_local_rank() * share
+    return min(first, end), min(first + share, end)
 
 
 def _shape_in_layer(shape: torch.Size, cut: Placement | None, size: int) -> torch.Size:

@@ -1,12 +1,14 @@
 """FSDP2: every process holds a shard of every weight, and gathers a layer's for its pass.
 
-What lies outside the layers (embedding, last norm, heads) is gathered when the trunk is called and
-stays until the backward pass is over, as heads read it after the trunk. Gradients are added up over
-the replicas, each process keeping its part of the sum.
+A unit is gathered for its own pass: every layer, the embedding, the output head. What else lies
+outside the layers (last norm, small heads, an embedding that is the head as well) is gathered when
+the trunk is called and stays until the backward pass is over, as it is read after the trunk.
+Gradients are added up over the replicas, each process keeping its part of the sum.
 """
 
 import copy
-from typing import cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -20,9 +22,11 @@ from torch.distributed.fsdp import (
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tether.dist.dtensor import full_tensor
+from tether.dist.dtensor import full_tensor, local_shard
 from tether.dist.tensor_parallel import share_layers
 from tether.dist.world import world
+
+T = TypeVar("T")
 
 _roots: WeakSet[FSDPModule] = WeakSet()
 _plain: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
@@ -34,12 +38,14 @@ def shard(
     called: nn.Module | None = None,
     keep_whole: bool = False,
     computed_in: torch.dtype | None = None,
+    fill: Callable[[nn.Module], None] | None = None,
 ) -> None:
     """Shard the weights of `root`; on one process do nothing.
 
     `trunk` has the layers. `called` is what is called for a pass, the root if nothing else: where
     it is the trunk, its caller may read other weights of the root afterwards. With `keep_whole`
-    there is a plain model beside it, which `unsharded_model` brings up to date.
+    there is a plain model beside it, which `unsharded_model` brings up to date; it takes no memory
+    before. `fill` gives shards on `meta` their numbers.
 
     Where products are computed in another format than weights are stored in, `computed_in`, layers
     are gathered in it and their gradients summed in float32. What lies outside the layers is
@@ -48,24 +54,54 @@ def shard(
     mesh = world().mesh
     if mesh is None:
         return
-    plain = copy.deepcopy(root, {id(w): w for w in root.parameters()}) if keep_whole else None
+    plain = _outline(root) if keep_whole else None
     if trunk is not None:
         share_layers(cast(PreTrainedModel, trunk))
     layers = [m for m in root.modules() if isinstance(m, GradientCheckpointingLayer)]
     mixed = MixedPrecisionPolicy(computed_in, torch.float32, cast_forward_inputs=False)
-    for module in (*reversed(layers), root):
-        inside = module is not root
-        policy = mixed if inside and computed_in is not None else MixedPrecisionPolicy()
+    for module in (*reversed(layers), *outer_modules(root, trunk), root):
+        policy = mixed if module in layers and computed_in is not None else MixedPrecisionPolicy()
         sharded = fully_shard(
-            module, mesh=mesh["data"], reshard_after_forward=inside, mp_policy=policy
+            module, mesh=mesh["data"], reshard_after_forward=module is not root, mp_policy=policy
         )
         sharded.set_gradient_divide_factor(1.0)  # a sum, not a mean
         sharded.set_force_sum_reduction_for_comms(True)
     if called not in (None, root):
         _call_through(root, called)
+    head = output_head_of(root)
+    if isinstance(head, FSDPModule):
+        vars(head)["run"] = lambda function, *arguments: function(head, *arguments)
+        register_fsdp_forward_method(head, "run")
+    if fill is not None:
+        fill(root)
     _roots.add(_set_up(root))
     if plain is not None:
-        _plain[root] = plain.requires_grad_(False)  # over the weights as they were before
+        _plain[root] = plain
+
+
+def run_head(head: nn.Module, function: Callable[..., T], *arguments: object) -> T:
+    """Return `function(head, *arguments)`, with the head gathered if it is a unit of its own.
+
+    Tensors that gradients flow through must be among the arguments.
+    """
+    if not isinstance(head, FSDPModule):
+        return function(head, *arguments)
+    return vars(head)["run"](function, *arguments)
+
+
+def outer_modules(root: nn.Module, trunk: nn.Module | None) -> list[nn.Module]:
+    """Return embedding and output head, where each has weights of its own."""
+    embedding = trunk.get_input_embeddings() if isinstance(trunk, PreTrainedModel) else None
+    found = [m for m in (embedding, output_head_of(root)) if isinstance(m, nn.Module)]
+    weights = [{id(weight) for weight in module.parameters()} for module in found]
+    if not all(weights) or (len(found) == 2 and weights[0] & weights[1]):
+        return []
+    return found
+
+
+def output_head_of(root: nn.Module) -> nn.Module | None:
+    """Return a language model's output head."""
+    return root.get_output_embeddings() if isinstance(root, PreTrainedModel) else None
 
 
 @torch.no_grad()
@@ -80,9 +116,39 @@ def unsharded_model(model: nn.Module) -> nn.Module:
     release_gathered()
     weights = dict(plain.named_parameters())
     for name, weight in model.named_parameters():
-        if weight.requires_grad:  # the others have never moved
-            weights[name].copy_(full_tensor(weight))
+        own = weights[name]
+        if own.is_meta:  # the first time
+            filled = torch.empty_like(own, device=local_shard(weight).device)
+            torch.utils.swap_tensors(own, nn.Parameter(filled, requires_grad=False))
+        elif not weight.requires_grad:
+            continue  # it has never moved
+        own.copy_(full_tensor(weight))
     return plain
+
+
+def with_outer_weights(root: nn.Module, compute: Callable[[], T]) -> T:
+    """Return what `compute` returns, which may call a part of `root`, such as its trunk.
+
+    What lies outside the layers is gathered meanwhile. Every process must call this.
+    """
+    if root not in _roots:
+        return compute()
+    vars(root)["compute"] = compute
+    register_fsdp_forward_method(root, "compute")
+    try:
+        return vars(root)["compute"]()
+    finally:
+        del vars(root)["compute"]
+        release_gathered()
+
+
+def _outline(root: nn.Module) -> nn.Module:
+    """Return a frozen copy whose weights have no numbers yet."""
+    weights = {
+        id(w): nn.Parameter(torch.empty_like(w, device="meta"), requires_grad=False)
+        for w in root.parameters()
+    }
+    return copy.deepcopy(root, cast(dict[int, object], weights))
 
 
 def release_gathered() -> None:

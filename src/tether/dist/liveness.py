@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch.distributed as torch_dist
 
-from tether.dist.world import World, world
+from tether.dist.world import World, waited_for, world
 from tether.errors import OthersLost, RunStopped, UserError, one_line
 
 CHECK_IN_SECONDS = 5.0
@@ -55,9 +55,10 @@ def _what_happened(here: World, error: RuntimeError) -> Exception:
     me = f"Process {here.rank} of {here.size}"
     if not missing:
         return OthersLost(f"{me} failed together with all the others: {one_line(error)}")
-    who, seconds = ", ".join(map(str, missing)), here.timeout.total_seconds()
+    who, field = ", ".join(map(str, missing)), waited_for()
     return OthersLost(
-        f"{me} cannot go on: no answer from process {who} (launch.timeout_seconds = {seconds:g})."
+        f"{me} cannot go on: no answer from process {who} (launch.{field} = "
+        f"{here.limits[field]:g})."
     )
 
 

@@ -141,7 +141,7 @@ class _Driver:
 
     def _wait_for_room(self) -> None:
         """Wait for a cluster that is busy or grows, up to a limit."""
-        workers, limit = self.settings.num_workers or 1, self.settings.timeout_seconds
+        workers, limit = self.settings.num_workers or 1, self.settings.start_timeout_seconds
         kind = self._scarcest(workers)
         total = self.ray.cluster_resources().get(kind, 0)
         why = f"launch.num_workers = {workers} needs a {kind} each, and the cluster has {total:g}"
@@ -150,8 +150,8 @@ class _Driver:
         if time.monotonic() > self.began + limit:
             free = self.ray.available_resources().get(kind, 0)
             raise UserError(
-                f"No worker has started in {limit:g} s (launch.timeout_seconds): {why}, of which "
-                f"{free:g} are free."
+                f"No worker has started in {limit:g} s (launch.start_timeout_seconds): {why}, of "
+                f"which {free:g} are free."
             )
         if total < workers and not self.warned:
             self.on_message("warned", f"waiting for room: {why}")
@@ -198,7 +198,7 @@ def _fit(job: dict[str, Any], launch: dict[str, Any], workers: int, use_gpu: boo
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    restarts, seconds = launch["max_restarts"], launch["timeout_seconds"]
+    restarts, seconds = launch["max_restarts"], launch["start_timeout_seconds"]
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(max(seconds, START_SECONDS))
     # Ray stores its own results there; nothing of them is needed beside the run directory.
     with tempfile.TemporaryDirectory(prefix="tether-ray-") as storage:

@@ -3,11 +3,12 @@
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
+from typing import cast
 
 import torch
 import torch.distributed as torch_dist
@@ -21,6 +22,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOOPBACK_INTERFACE = "lo"
 USUAL_GPU_BYTES = 80 * 2**30
 
+# What processes wait for each other under, by the field that bounds it.
+START, USUAL = "start_timeout_seconds", "timeout_seconds"
+REWARDS, SAVING = "reward_timeout_seconds", "save_timeout_seconds"
+
 
 @dataclass(frozen=True)
 class World:
@@ -28,7 +33,8 @@ class World:
 
     rank: int = 0
     size: int = 1
-    timeout: timedelta = timedelta(minutes=10)
+    groups: Mapping[str, torch_dist.ProcessGroup] = field(default_factory=dict)  # by the wait
+    limits: Mapping[str, float] = field(default_factory=dict)  # of these, in seconds
     mesh: DeviceMesh | None = None  # data x tensor
     store: Store | None = None  # for finding out which processes still answer
     gpu_bytes: int | None = None  # memory of the smallest GPU; None without GPUs
@@ -58,6 +64,28 @@ class World:
 
 ALONE = World()
 _now = ALONE
+_waiting = USUAL
+
+
+@contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Let processes wait for each other under the time-out of `what` meanwhile."""
+    global _waiting
+    before, _waiting = _waiting, what
+    try:
+        yield
+    finally:
+        _waiting = before
+
+
+def waited_for() -> str:
+    """Return the field whose time-out bounds the waiting now."""
+    return _waiting
+
+
+def waiting_group() -> torch_dist.ProcessGroup | None:
+    """Return all processes, as a group whose collectives end by that time-out."""
+    return _now.groups.get(_waiting)
 
 
 def world() -> World:
@@ -94,27 +122,40 @@ def _smallest_gpu() -> int:
 
 
 @contextmanager
-def entered(device: str, tensor_parallel: int, timeout_seconds: float) -> Iterator[World]:
+def entered(
+    device: str,
+    tensor_parallel: int,
+    timeout_seconds: float,
+    apart: Mapping[str, float] | None = None,
+) -> Iterator[World]:
     """Join the processes that a launcher started; alone, do nothing.
 
-    A process's GPU becomes its current one, which FSDP and NCCL use without being told.
+    A process's GPU becomes its current one, which FSDP and NCCL use without being told. `apart` are
+    time-outs of START, REWARDS and SAVING; the usual one stands for those that are not named.
     """
     global _now
     if launched_size() == 1:
         yield ALONE
         return
-    timeout = timedelta(seconds=timeout_seconds)
+    usual = dict.fromkeys((START, USUAL, REWARDS, SAVING), timeout_seconds)
+    limits = {**usual, **(apart or {})}
+    timeout, start = timedelta(seconds=timeout_seconds), timedelta(seconds=limits[START])
     if device == "cuda":
         torch.cuda.set_device(local_device(device))
     began_here = not torch_dist.is_initialized()  # Ray has begun it already
     if began_here:
-        _begin(device, timeout)
+        _begin(device, start)
     try:
         mesh = _mesh(device, tensor_parallel, timeout)
+        groups = {
+            what: _all_processes(timedelta(seconds=limits[what]))
+            for what in (USUAL, REWARDS, SAVING)
+        }
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = TCPStore(address, port, is_master=False, timeout=timeout)
         gpu = _smallest_gpu() if device == "cuda" else None
-        _now = World(torch_dist.get_rank(), torch_dist.get_world_size(), timeout, mesh, store, gpu)
+        rank, size = torch_dist.get_rank(), torch_dist.get_world_size()
+        _now = World(rank, size, groups, limits, mesh, store, gpu)
         yield _now
     finally:
         _now = ALONE
@@ -154,7 +195,7 @@ def _begin(device: str, timeout: timedelta) -> None:
             ) from None
         raise OthersLost(
             f"Process {launched_rank()} of {launched_size()} could not meet the others at {where} "
-            f"in {timeout.total_seconds():g} s (launch.timeout_seconds): {one_line(error)}"
+            f"in {timeout.total_seconds():g} s (launch.{START}): {one_line(error)}"
         ) from None
 
 
@@ -191,6 +232,12 @@ def _own_store(timeout: timedelta) -> Store | None:
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
+
+
+def _all_processes(timeout: timedelta) -> torch_dist.ProcessGroup:
+    """Make a group of all for objects, which are sent between CPUs."""
+    group = torch_dist.new_group(timeout=timeout, backend="gloo")
+    return cast(torch_dist.ProcessGroup, group)
 
 
 def _mesh(device: str, tensor_parallel: int, timeout: timedelta) -> DeviceMesh:

@@ -52,7 +52,8 @@ class Critic(nn.Module):
 
     With `shared_trunk` the model is the actor's own, and its trunk learns from both losses.
     The head learns even where the trunk is frozen. Without `reads_lower_states` its lower layers
-    are other than the actor's, so it starts from the ids.
+    are other than the actor's, so it starts from the ids. The head is on `head_device` where the
+    model's weights have not been read yet.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Critic(nn.Module):
         microbatch_tokens: int,
         shared_trunk: bool = False,
         reads_lower_states: bool = True,
+        head_device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.trunk = trunk(model)
@@ -68,7 +70,8 @@ class Critic(nn.Module):
         self.reads_lower_states = reads_lower_states
         # The head learns, so it is float32 at least, even on a frozen bfloat16 trunk.
         float_type = torch.promote_types(model.dtype, torch.float32)
-        self.head = nn.Linear(model.config.hidden_size, 1, dtype=float_type, device=model.device)
+        place = model.device if head_device is None else head_device
+        self.head = nn.Linear(model.config.hidden_size, 1, dtype=float_type, device=place)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.float_type = float_type

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from tether.data.batching import own_microbatches
 from tether.data.shared_prompts import pack, packed_layout
@@ -252,6 +253,41 @@ def logits_come_from_head(model: PreTrainedModel) -> bool:
     states = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
     logits = model(input_ids=ids, use_cache=False).logits
     return torch.allclose(output_head(model)(states), logits, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def logits_are_of_head(model: PreTrainedModel) -> bool:
+    """Tell the same without the model's weights: states and head are made up.
+
+    False also where the model cannot be run with another trunk and head than its own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(1, 3, model.config.hidden_size, generator=generator)
+    head = nn.Linear(model.config.hidden_size, 5, bias=False)
+    head.weight.normal_(generator=generator)  # logits large enough to be capped
+    own = getattr(model, model.base_model_prefix), output_head(model)
+    try:
+        setattr(model, model.base_model_prefix, _Given(states))
+        model.set_output_embeddings(head)
+        logits = model(input_ids=torch.tensor([[0, 1, 2]]), use_cache=False).logits
+        return torch.allclose(head(states), logits, rtol=1e-3, atol=1e-3)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return False
+    finally:
+        setattr(model, model.base_model_prefix, own[0])
+        model.set_output_embeddings(own[1])
+
+
+class _Given(nn.Module):
+    """Stands for a trunk whose states are known, whatever goes in."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, *args: object, **kwargs: object) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Return the states."""
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=cast(Any, self.states))
 
 
 def recompute_in_backward(model: PreTrainedModel) -> None:

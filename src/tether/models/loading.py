@@ -19,10 +19,11 @@ from transformers.utils import logging
 
 from tether.errors import UserError
 from tether.models.cpu_matmul import use_onednn
-from tether.models.forward import logits_come_from_head
+from tether.models.forward import logits_are_of_head, logits_come_from_head
 from tether.models.gguf import dequantized, make_savable, transformers_source
 from tether.models.locate import find_model
 from tether.models.precision import compute_in
+from tether.models.stored import note_places
 from tether.models.untrusted import explain_load_errors, refuse_other_weights, refuse_pickle
 
 logging.set_verbosity_error()  # errors in loading are explained in one sentence instead
@@ -32,25 +33,54 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 def load_causal_lm(
-    name: str, dtype: str, device: torch.device, hub: bool = False, compute: str = "float32"
+    name: str,
+    dtype: str,
+    device: torch.device,
+    hub: bool = False,
+    compute: str = "float32",
+    in_parts: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal language model in eval mode: with dropout no two log-probs would agree."""
-    model = _load_whole(AutoModelForCausalLM, "a causal language model", name, dtype, device, hub)
-    if not logits_come_from_head(model):
-        raise UserError(
-            f"{name} changes its logits after the output head (soft-capping or scaling), which "
-            f"tether does not do; choose a model without that."
-        )
+    """Load a causal language model in eval mode: with dropout no two log-probs would agree.
+
+    With `in_parts` its weights stay in their files, where they can be found there one by one
+    (`models/stored.py`), until the model is sharded.
+    """
+    kind, auto = "a causal language model", AutoModelForCausalLM
+    model = _load_unread(auto, kind, name, dtype, device, hub) if in_parts else None
+    if model is not None and not logits_are_of_head(model):
+        model = None  # or not to be seen without numbers
+    if model is None:
+        model = _load_whole(auto, kind, name, dtype, device, hub)
+        _refuse_other_logits(name, model)
     make_savable(model)
     compute_in(model, compute)
     return model
 
 
+def _refuse_other_logits(name: str, model: PreTrainedModel) -> None:
+    if not logits_come_from_head(model):
+        raise UserError(
+            f"{name} changes its logits after the output head (soft-capping or scaling), which "
+            f"tether does not do; choose a model without that."
+        )
+
+
 def load_trunk(
-    name: str, dtype: str, device: torch.device, hub: bool = False, compute: str = "float32"
+    name: str,
+    dtype: str,
+    device: torch.device,
+    hub: bool = False,
+    compute: str = "float32",
+    in_parts: bool = False,
 ) -> PreTrainedModel:
-    """Load a model without its head, for a critic: a reward model's directory serves as well."""
-    model = _load_whole(AutoModel, "a language model's trunk", name, dtype, device, hub)
+    """Load a model without its head, for a critic: a reward model's directory serves as well.
+
+    `in_parts` is as in `load_causal_lm`.
+    """
+    kind = "a language model's trunk"
+    model = _load_unread(AutoModel, kind, name, dtype, device, hub) if in_parts else None
+    if model is None:
+        model = _load_whole(AutoModel, kind, name, dtype, device, hub)
     compute_in(model, compute)
     return model
 
@@ -84,6 +114,27 @@ def _load_whole(
 ) -> PreTrainedModel:
     """Load a model of which every weight must be in the files."""
     model, missing = _load(auto, kind, name, dtype, hub)
+    return _move(_prepared(name, model, missing, dtype), device)
+
+
+def _load_unread(
+    auto: type, kind: str, name: str, dtype: str, device: torch.device, hub: bool
+) -> PreTrainedModel | None:
+    """Load a model whose weights are on `meta`, each with its place in the files.
+
+    None where transformers does more with a file than to read it: a GGUF that it unpacks, weights
+    that it renames or puts together, tied ones that are stored twice.
+    """
+    directory, options = transformers_source(find_model(name, hub))
+    if options:
+        return None
+    model, missing = _load(auto, kind, name, dtype, hub, device_map="meta")
+    if not missing and not note_places(model, directory, device):
+        return None
+    return _prepared(name, model, missing, dtype)
+
+
+def _prepared(name: str, model: PreTrainedModel, missing: set[str], dtype: str) -> PreTrainedModel:
     if missing:  # transformers leaves them at random
         raise UserError(
             f"{name} holds no {min(missing)}, which its architecture needs; it is incomplete, or "
@@ -92,11 +143,11 @@ def _load_whole(
     if dtype == "float64":
         _norm_in_float64(model)
     use_onednn(model)
-    return _move(model, device)
+    return model
 
 
 def _load(
-    auto: Any, kind: str, name: str, dtype: str, hub: bool, **changes: int
+    auto: Any, kind: str, name: str, dtype: str, hub: bool, **changes: int | str
 ) -> tuple[PreTrainedModel, set[str]]:
     """Load a model in eval mode, and the names of weights that its files do not hold.
 
@@ -124,7 +175,8 @@ def _load(
         )
     if getattr(model, "hf_quantizer", None) is not None:  # set by GGUF; the weights are plain now
         model.hf_quantizer.remove_quantization_config(model)
-    if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
+    weights = [weight for weight in model.parameters() if not weight.is_meta]
+    if not all(bool(weight.isfinite().all()) for weight in weights):
         raise UserError(f"{name} holds NaN or infinite weights; it cannot be used.")
     return model.eval(), set(info["missing_keys"])
 

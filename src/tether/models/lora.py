@@ -35,6 +35,9 @@ def add_adapter(
     """
     insert_adapter(model, lora, role, layers)
     for number, layer in enumerate(_layers(model)):
+        for side in (layer.lora_A[NAME], layer.lora_B[NAME]):
+            if side.weight.is_meta:  # as the weights below, which are still in their files
+                side.weight = nn.Parameter(torch.empty_like(side.weight, device="cpu"))
         _initialise(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
 
 

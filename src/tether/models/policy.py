@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.data.batching import join_pairs
+from tether.dist.fsdp import run_head
 from tether.models.forward import (
     Network,
     map_microbatches,
@@ -96,8 +97,9 @@ class Policy:
 
         With the mask on the CPU nothing waits for a GPU.
         """
-        return token_log_probs_and_entropies(
+        return run_head(
             self.head,
+            token_log_probs_and_entropies,
             states,
             sequences.response_ids,
             mask,
@@ -113,7 +115,16 @@ class Policy:
         mask: Bool[Tensor, "rows response"],
     ) -> Float[Tensor, "rows response"]:
         """Return KL(p || q) of two heads over their states, at this policy's temperature."""
-        return token_full_kl(p_head, p_states, q_head, q_states, mask, self.temperature)
+
+        def with_q(q: Head, q_states: Tensor, p: Head, p_states: Tensor) -> Tensor:
+            return token_full_kl(p, p_states, q, q_states, mask, self.temperature)
+
+        def with_p(p: Head, p_states: Tensor) -> Tensor:
+            if q_head is p_head:
+                return with_q(p, q_states, p, p_states)
+            return run_head(q_head, with_q, q_states, p, p_states)
+
+        return run_head(p_head, with_p, p_states)
 
     def log_probs(
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]

@@ -216,7 +216,8 @@ def token_full_kl(
 
     def of_cells(p_states: Tensor, q_states: Tensor) -> Tensor:
         log_p, log_q = (
-            torch.log_softmax(tempered_logits(head, states, temperature), dim=-1)
+            # Its `forward`, as `run_head` has gathered it for all chunks.
+            torch.log_softmax(tempered_logits(head.forward, states, temperature), dim=-1)
             for head, states in ((p_head, p_states), (q_head, q_states))
         )
         return full_kl(log_p, log_q)

@@ -2,17 +2,18 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from tether.errors import UserError, one_line
 
 CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")  # what safetensors calls them
@@ -79,10 +80,12 @@ def refuse_other_weights(name: str, directory: Path, outline: nn.Module) -> None
     `outline` is the model that config.json describes, without its weights. transformers would
     make up what is missing, in memory that was never planned for.
     """
+    _refuse_absent_files(name, directory)
     files = list(directory.glob("*.safetensors"))
     held = sum(_count_weights(file) for file in files)
     weights = dict(outline.named_parameters())
     promised = sum(weight.numel() for weight in weights.values())
+    prefix = getattr(outline, "base_model_prefix", "")
     for file in files:
         _refuse_other_numbers(name, file, weights)
     if promised > MAX_MISSING + MAX_PROMISED_RATIO * held:
@@ -90,6 +93,8 @@ def refuse_other_weights(name: str, directory: Path, outline: nn.Module) -> None
             f"{name} has {promised:,} weights by its config.json, but its files hold {held:,}; it "
             f"is incomplete, or its config.json belongs to another model."
         )
+    for file in files:
+        _refuse_other_shapes(name, file, weights, prefix)
 
 
 def refuse_remote_code(name: str, error: Exception) -> None:
@@ -128,14 +133,52 @@ def _refuse_other_numbers(name: str, file: Path, weights: Iterable[str]) -> None
             )
 
 
+def _refuse_absent_files(name: str, directory: Path) -> None:
+    if (directory / WEIGHTS).is_file():  # transformers prefers it to the index
+        return
+    for shard in sorted(_shards(_read(directory / INDEX))):
+        if not (directory / shard).is_file():
+            raise UserError(
+                f"{name} names {shard!r} in {INDEX}, which is not there; fetch the model's files "
+                f"again."
+            )
+
+
+def _refuse_other_shapes(name: str, file: Path, weights: Mapping[str, Tensor], prefix: str) -> None:
+    """Refuse a tensor that is not as large as the weight of its name, with the prefix or without.
+
+    Other names are left to transformers, which may put such weights together.
+    """
+    for tensor, found in _shapes(file).items():
+        for spelt in spellings(tensor, prefix):
+            if spelt in weights and tuple(weights[spelt].shape) != found:
+                raise UserError(
+                    f"{name} stores {tensor} as {_by(found)} in {file.name}, where its "
+                    f"config.json asks for {_by(weights[spelt].shape)}; it is damaged, or its "
+                    f"config.json belongs to another model."
+                )
+
+
+def spellings(name: str, prefix: str) -> set[str]:
+    """Return the names that files may have for a weight: with the trunk's prefix, or without."""
+    return {name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"}
+
+
+def _by(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "a single number"
+
+
 def _same_weight(a: str, b: str) -> bool:
     return f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}")
 
 
 def _count_weights(file: Path) -> int:
+    return sum(map(math.prod, _shapes(file).values()))
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     with safe_open(file, "pt") as opened:
-        names = opened.keys()
-        return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
 
 
 def _hub_kernels(config: Any) -> Iterator[str]:

@@ -88,12 +88,18 @@ def plan_memory(d: Demand) -> Memory:
 
 
 def _loading(d: Demand) -> list[Phase]:
-    """Every process loads all models whole before it keeps its shard of them."""
+    """Each process reads its shards from the files; but the scale of a reward model's scores is
+    measured while it is whole, on responses of a whole reference."""
     if d.shards * d.layer_ways == 1:
         return []
-    size = sum(role.weight_bytes for role in d.roles.values())
-    whole = Part("whole models", size, "before they are divided")
-    return [Phase("loading", (whole, _weights(d)))]
+    largest = max(role.largest_bytes for role in d.roles.values()) // d.shards
+    read = Part("tensor being read", largest, "this process's rows of the largest")
+    found = [Phase("loading", (_weights(d), read))]
+    if d.reward.parameters:
+        size = d.reward.weight_bytes + (d.reference.weight_bytes or d.actor.weight_bytes)
+        whole = Part("whole models", size, "the reward model, and a reference to measure it on")
+        found.append(Phase("measuring the reward model", (whole,)))
+    return found
 
 
 def _weights(d: Demand) -> Part:
@@ -227,7 +233,8 @@ def _learner(d: Demand, role: Learner) -> HeadedTrunk:
 
 
 def _whole_layers(d: Demand, learn: bool = False) -> list[Part]:
-    """FSDP gathers the current layer and the next, and what is outside the layers for a whole pass.
+    """FSDP gathers the current layer and the next one; embedding and head are such units too, where
+    they are not one. What is outside all units is gathered for a whole pass.
 
     Gradients are whole until they are reduced.
     """
@@ -235,9 +242,10 @@ def _whole_layers(d: Demand, learn: bool = False) -> list[Part]:
         return []
     largest = max(d.roles.values(), key=lambda role: role.layer_bytes)
     layer = d.gathered(largest.layer_bytes) // d.layer_ways
-    size = 2 * layer + largest.outer_bytes
+    unit = max(layer, largest.unit_bytes)
+    size = layer + unit + largest.kept_bytes
     if learn and d.config.model.lora is None:
-        size += layer + largest.outer_bytes
+        size += unit + largest.kept_bytes
         return [Part("whole layers, learning", size, "two, what is outside them, gradients of one")]
     return [Part("whole layers", size, "two, and what is outside them")]
 

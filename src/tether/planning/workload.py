@@ -17,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.config import Config, LoraSection
 from tether.data.shared_prompts import TokenCount
+from tether.dist.fsdp import outer_modules
 from tether.models.critic import Critic
 from tether.models.forward import layer_stack, output_head, recompute_in_backward, trunk
 from tether.models.frozen_layers import upper_copy
@@ -61,6 +62,8 @@ class Size:
     linear_learning_bytes: int = 0
     layer_bytes: int = 0  # the largest layer
     outer_bytes: int = 0  # outside the layers: embedding, head, last norm
+    unit_bytes: int = 0  # embedding or head where FSDP gathers each for itself
+    kept_bytes: int = 0  # outside the layers and these
     largest_bytes: int = 0  # the largest tensor
 
 
@@ -128,6 +131,9 @@ def size_of(
     weights = [weight for weight in every if id(weight) not in shared]
     inside = {id(weight): weight for layer in layers for weight in layer.parameters()}
     matrices = {id(weight) for weight in inside.values() if weight.ndim > 1}
+    network = module.trunk if isinstance(module, Critic) else getattr(module, "base_model", None)
+    units = [_bytes(unit.parameters()) for unit in outer_modules(module, network)]
+    outer = _bytes(w for w in weights if id(w) not in inside)
     return Size(
         parameters=sum(weight.numel() for weight in weights),
         passed=sum(weight.numel() for weight in every) - _apart(module, lower_layers),
@@ -137,7 +143,9 @@ def size_of(
         linear_bytes=_bytes(w for w in weights if id(w) in matrices),
         linear_learning_bytes=_bytes(w for w in moved if id(w) in matrices),
         layer_bytes=max((_bytes(layer.parameters()) for layer in layers), default=0),
-        outer_bytes=_bytes(w for w in weights if id(w) not in inside),
+        outer_bytes=outer,
+        unit_bytes=max(units, default=0),
+        kept_bytes=max(0, outer - sum(units)),
         largest_bytes=max((weight.nbytes for weight in weights), default=0),
     )
 

@@ -3,13 +3,14 @@
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tether.config import TRL, Config, LoraSection
+from tether.config import TRL, Config, LaunchSection, LoraSection
 from tether.data.chat_templates import asks_for_date, fix_date
 from tether.data.prompts import (
     HeldoutSets,
@@ -21,12 +22,13 @@ from tether.data.prompts import (
 )
 from tether.dist.collectives import on_first_process
 from tether.dist.environment import local_rank
-from tether.dist.fsdp import shard
+from tether.dist.fsdp import release_gathered, shard, with_outer_weights
 from tether.dist.tensor_parallel import refuse_unshareable
-from tether.dist.world import local_device
+from tether.dist.world import local_device, world
 from tether.errors import UserError
 from tether.models.critic import Critic, NoCritic, ValueFunction
 from tether.models.forward import (
+    Network,
     can_pack_prompts,
     recompute_in_backward,
     trunk,
@@ -50,6 +52,7 @@ from tether.models.policy import (
 )
 from tether.models.precision import computed_in
 from tether.models.reward_model import load_head_weight, load_reward_model
+from tether.models.stored import read_own_parts
 from tether.models.vocabulary import Vocabulary, load_tokenizer, load_vocabulary
 from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
@@ -114,14 +117,15 @@ def build_roles(
 
     rollout = config.rollout
     models = config.model
-    model = load_causal_lm(models.actor, models.dtype, device, models.hub, models.compute)
+    in_parts = loads_in_parts(config.launch)
+    source = models.dtype, device, models.hub, models.compute, in_parts
+    model = load_causal_lm(models.actor, *source)
     vocabulary = load_vocabulary(models.actor, model, models.hub)
     day = template_day(config, vocabulary)
     fix_date(vocabulary.tokenizer, day)
 
     layers = let_layers_learn(model, config.model.actor, config)
     lower_layers = layers[0] if layers else 0
-    refuse_unsplittable(model, lower_layers, config.model.actor)
     tokens = config.actor.microbatch_tokens
     actor = Policy(model, rollout.temperature, tokens, lower_layers)
     # Before the prompts: a chat template may have to show the tools in each of them.
@@ -149,12 +153,16 @@ def build_roles(
         room = room_for_prompts(config, model.config)
         told = _teacher_prompts(config, sets, vocabulary.tokenizer, room)
         reference = PromptedReference(reference, told)
-    share_prompts = _may_share_prompts(config, train_prompts, model, critic, reference)
     _make_ready_to_learn(model, config.model.lora, config, "actor", layers)
     if config.launch.tensor_parallel > 1:
         refuse_unshareable(model.config, config.launch.tensor_parallel)
     if config.launch.weights == "sharded":
-        _shard_weights(model, critic, reference, scorer)
+        _shard_weights(model, critic, reference, scorer, device)
+    # From here on all weights have been read. What these passes gather is let go again: optimizers
+    # hold shards.
+    refuse_unsplittable(model, lower_layers, config.model.actor)
+    share_prompts = _may_share_prompts(config, train_prompts, model, critic, reference)
+    release_gathered()
     actor_weights = [*trainable_parameters(model).values()]
     if config.critic.shared_trunk:
         actor_weights += _critic_weights(critic)
@@ -233,24 +241,41 @@ def _may_share_prompts(
     longest_row = prompts.longest + rollout.max_response_tokens
     if rollout.environment is not None:  # the text of its reset follows the prompt
         longest_row += rollout.max_observation_tokens
-    trunks = [trunk(actor)]
-    for network in (*critic.networks(), *reference.networks()):
-        other = network.trunk
-        # A copy of the actor's upper layers packs what the actor packs.
-        if isinstance(other, PreTrainedModel) and not lacks_lower_layers(other):
-            trunks.append(other)
-    return all(can_pack_prompts(trunk, longest_row) for trunk in trunks)
+    layers = trunk(actor)
+    networks = [Network(actor, layers, called=layers)]
+    networks += [*critic.networks(), *reference.networks()]
+    return all(_packs_prompts(network, longest_row) for network in networks)
+
+
+def _packs_prompts(network: Network, longest_row: int) -> bool:
+    other = network.trunk
+    # A copy of the actor's upper layers packs what the actor packs.
+    if not isinstance(other, PreTrainedModel) or lacks_lower_layers(other):
+        return True
+    if network.called is other:
+        return can_pack_prompts(other, longest_row)
+    return with_outer_weights(network.module, lambda: can_pack_prompts(other, longest_row))
+
+
+def loads_in_parts(launch: LaunchSection) -> bool:
+    """Tell whether each process reads only its shards of the weights."""
+    return launch.weights == "sharded" and world().size > 1
 
 
 def _shard_weights(
-    actor: PreTrainedModel, critic: ValueFunction, reference: Reference, scorer: Scorer
+    actor: PreTrainedModel,
+    critic: ValueFunction,
+    reference: Reference,
+    scorer: Scorer,
+    device: torch.device,
 ) -> None:
     """Give every process a shard of every role's weights."""
-    layers = trunk(actor)
-    shard(actor, layers, called=layers, keep_whole=True, computed_in=computed_in(layers))
+    layers, fill = trunk(actor), partial(read_own_parts, device=device)
+    computed = computed_in(layers)
+    shard(actor, layers, layers, keep_whole=True, computed_in=computed, fill=fill)
     for network in (*critic.networks(), *reference.networks(), *scorer.networks()):
         computed = None if network.trunk is None else computed_in(network.trunk)
-        shard(network.module, network.trunk, network.called, computed_in=computed)
+        shard(network.module, network.trunk, network.called, computed_in=computed, fill=fill)
 
 
 def _build_reference(
@@ -269,7 +294,8 @@ def _build_reference(
         if actor.lower_layers:
             own_names = trainable_parameters(actor.model).keys()
     else:
-        model = load_causal_lm(name, dtype, device, settings.hub, settings.compute)
+        source = dtype, device, settings.hub, settings.compute, loads_in_parts(config.launch)
+        model = load_causal_lm(name, *source)
         _refuse_other_vocabulary(name, model, actor, vocabulary, config)
     return FrozenReference(
         model,
@@ -337,16 +363,17 @@ def _build_critic(
         return NoCritic()
     name, dtype = settings.critic or settings.actor, settings.critic_dtype or settings.dtype
     if config.critic.shared_trunk:
-        critic = Critic(actor.model, tokens, shared_trunk=True)
+        critic = Critic(actor.model, tokens, shared_trunk=True, head_device=device)
     else:
         same = (name, dtype) == (settings.actor, settings.dtype)
         if same:
             model = upper_copy(trunk(actor.model), actor.lower_layers)
         else:
-            model = load_trunk(name, dtype, device, settings.hub, settings.compute)
+            source = dtype, device, settings.hub, settings.compute, loads_in_parts(config.launch)
+            model = load_trunk(name, *source)
             layers = let_layers_learn(model, name, config)
         _make_ready_to_learn(model, settings.critic_lora, config, "critic", layers)
-        critic = Critic(model, tokens, reads_lower_states=same)
+        critic = Critic(model, tokens, reads_lower_states=same, head_device=device)
     if scale is not None:
         start_value_head(critic, config, scale)
     return critic

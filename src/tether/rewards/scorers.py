@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tether.data.batching import own_rows
 from tether.dist.collectives import gather_results
+from tether.dist.world import REWARDS, waiting_for
 from tether.models.forward import Network
 from tether.rewards.functions import Answer, ReadyReward, Reward, RewardPart, Row, failure
 from tether.rewards.values import LARGEST_SCORE, RowReward, Said, add_rewards
@@ -149,7 +150,8 @@ def score_across_processes(
     prompts = batch.prompts()
     mine = own_rows(len(prompts))
     start, stop = (prompts[mine[0]].start, prompts[mine[-1]].stop) if mine else (0, 0)
-    blocks = gather_results(lambda: score([*rows[start:stop]], batch.select(start, stop)))
+    with waiting_for(REWARDS):
+        blocks = gather_results(lambda: score([*rows[start:stop]], batch.select(start, stop)))
     return [found for block in blocks for found in block]
 
 

@@ -4,7 +4,10 @@ checkpoints/000050/manifest.json    SHA-256 of every other file, written last
 checkpoints/LATEST                  the name of the newest, for people and scripts
 
 A checkpoint is staged beside its place and moved there by one rename, so a kill leaves the old ones
-and at most some staged rubbish. Whoever loads one trusts the manifests alone, never LATEST.
+and at most some staged rubbish. Whoever loads one trusts the manifests alone, never LATEST. Each
+process hashes the files that it wrote, and the manifest is made of what they say, not of what a
+folder shows: on a file system over the network it may show a file of another machine late. A resume
+has every process verify a share of them.
 
 *Damaged* is what can be read and is not what was written, or is missing. What cannot be read (no
 permission, a failing disk) may be whole, so nothing is decided about it: that is an error.
@@ -17,8 +20,10 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from tether.errors import UserError
 from tether.run.directory import CHECKPOINTS, LATEST, SCHEMA
@@ -28,6 +33,9 @@ MANIFEST = "manifest.json"
 STAGED = ".staged-"
 DAMAGED = "damaged-"
 NAME = re.compile(r"[0-9]{6,}")  # anything else in the folder belongs to another program
+HASHING_THREADS = 4
+T = TypeVar("T")
+R = TypeVar("R")
 GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -36,7 +44,7 @@ def publish(run: Path, name: str, write: Callable[[Path], None]) -> Path:
     try:
         staged = stage(run, name)
         write(staged)
-        return finish(staged, name)
+        return finish(staged, name, seal_files(staged, _files(staged)))
     except Exception:
         discard(run, name)
         raise
@@ -50,10 +58,25 @@ def stage(run: Path, name: str) -> Path:
     return staged
 
 
-def finish(staged: Path, name: str) -> Path:
-    """Seal a staged folder with a manifest and move it to its place."""
+def seal_files(folder: Path, files: Iterable[Path]) -> dict[str, str]:
+    """Wait until files of a staged folder are on the disk; return their hashes, by name."""
+    mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
+
+    def seal(file: Path) -> str:
+        _give_mode(file, mode)
+        sync(file)
+        return _sha256(file)
+
+    written = list(files)
+    return dict(
+        zip([str(f.relative_to(folder)) for f in written], _each(seal, written), strict=True)
+    )
+
+
+def finish(staged: Path, name: str, hashes: Mapping[str, str]) -> Path:
+    """Write the manifest of a staged folder and move it to its place."""
     folder = staged.parent
-    _seal(staged)
+    _write_manifest(staged, hashes)
     os.rename(staged, folder / name)
     sync(folder)
     _point_latest(folder, name)
@@ -126,24 +149,52 @@ def problem_with(checkpoint: Path) -> str | None:
 
     Raises a UserError for what cannot be read.
     """
+    hashes = promised_files(checkpoint)
+    if isinstance(hashes, str):
+        return hashes
+    return next(iter(damaged_files(checkpoint, hashes).values()), None)
+
+
+def promised_files(checkpoint: Path) -> dict[str, str] | str:
+    """Return the hashes of all files by the manifest, or what is wrong with the manifest."""
     path = checkpoint / MANIFEST
     try:
         manifest = json.loads(read_regular(path))
         hashes, schema = manifest["sha256"], manifest["schema"]
         if schema != SCHEMA or not isinstance(hashes, dict) or not hashes:
             return f"{MANIFEST} is of another version or empty"
-        for name, expected in hashes.items():
-            path = checkpoint / name
-            if _sha256(path) != expected:
-                return f"{name} is damaged"
     except (ValueError, KeyError, TypeError) as error:
-        what = "not a regular file" if isinstance(error, NotRegular) else "missing or damaged"
-        return f"{path.relative_to(checkpoint)} is {what}"
+        return _damage(MANIFEST, error)
     except OSError as error:
-        if error.errno not in GONE:
-            raise _unreadable(path, error) from None
-        return f"{path.relative_to(checkpoint)} is missing or damaged"
-    return None
+        return _damage_unless_unreadable(MANIFEST, path, error)
+    return hashes
+
+
+def damaged_files(checkpoint: Path, hashes: Mapping[str, str]) -> dict[str, str]:
+    """Say what is wrong with each of these files that is not what was written, in their order."""
+
+    def problem(name: str) -> str | None:
+        path = checkpoint / name
+        try:
+            return None if _sha256(path) == hashes[name] else f"{name} is damaged"
+        except ValueError as error:
+            return _damage(name, error)
+        except OSError as error:
+            return _damage_unless_unreadable(name, path, error)
+
+    found = zip(hashes, _each(problem, list(hashes)), strict=True)
+    return {name: what for name, what in found if what is not None}
+
+
+def _damage_unless_unreadable(name: str, path: Path, error: OSError) -> str:
+    if error.errno not in GONE:
+        raise _unreadable(path, error) from None
+    return f"{name} is missing or damaged"
+
+
+def _damage(name: str, error: Exception) -> str:
+    what = "not a regular file" if isinstance(error, NotRegular) else "missing or damaged"
+    return f"{name} is {what}"
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -197,17 +248,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _seal(folder: Path) -> None:
-    follow_umask(folder)
-    for path in _files(folder):
-        sync(path)
-    hashes = {str(path.relative_to(folder)): _sha256(path) for path in _files(folder)}
+def _write_manifest(folder: Path, hashes: Mapping[str, str]) -> None:
     manifest = folder / MANIFEST
-    text = json.dumps({"schema": SCHEMA, "sha256": hashes}, indent=1)
+    text = json.dumps({"schema": SCHEMA, "sha256": dict(sorted(hashes.items()))}, indent=1)
     manifest.write_text(text + "\n", encoding="utf-8")
     sync(manifest)
     for inside in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
         sync(inside)
+
+
+def _each(function: Callable[[T], R], things: Sequence[T]) -> list[R]:
+    """Return what the function gives for each, a few at a time: hashing does not hold the GIL."""
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        return list(threads.map(function, things))
 
 
 def follow_umask(folder: Path) -> None:
@@ -215,8 +268,12 @@ def follow_umask(folder: Path) -> None:
     safetensors writes files that their owner alone can read, which a colleague could not resume."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
     for path in _files(folder):
-        if stat.S_IMODE(path.stat().st_mode) != mode:
-            path.chmod(mode)
+        _give_mode(path, mode)
+
+
+def _give_mode(path: Path, mode: int) -> None:
+    if stat.S_IMODE(path.stat().st_mode) != mode:
+        path.chmod(mode)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -11,15 +11,22 @@ from torch import Tensor
 
 from tether.algo.losses import bradley_terry_losses
 from tether.config.stages import RewardModelConfig
-from tether.data.batching import microbatches
+from tether.data.batching import Microbatch, own_microbatches
 from tether.data.dialogues import PreferencePair, load_pairs
+from tether.dist.collectives import all_reduce_sum
 from tether.models.reward_model import (
     RewardModel,
     dialogues_as_sequences,
     load_reward_model,
     start_reward_model,
 )
-from tether.stages.training import Record, StageJob, fix_template_day
+from tether.stages.training import (
+    Record,
+    StageJob,
+    fix_template_day,
+    give_shards,
+    summed,
+)
 
 BINS = 10  # of confidence, between a coin's 0.5 and 1
 
@@ -73,18 +80,22 @@ class RewardModelStage:
         self.num_rows, self.num_heldout = len(train), len(heldout)
 
     def backward(self, rows: list[int]) -> Record:
+        """Compute the gradients of this process's share of the pairs."""
         pairs = [self.train[row] for row in rows]
-        chosen, rejected = [], []
+        chosen, rejected = torch.zeros(2, len(pairs), dtype=self.reward.float_type)
         loss = 0.0
-        for part in self._parts(pairs):
-            ours, theirs = self._read_pairs(part)
+        for own in self._parts(pairs):
+            ours, theirs = self._read_pairs([pairs[place] for place in own.rows.tolist()])
             share = bradley_terry_losses(ours, theirs).sum() / len(pairs)
+            if own.idle:  # for a process that has run out of pairs
+                share = 0 * share
             share.backward()
             loss += float(share.detach())
-            chosen.append(ours.detach())
-            rejected.append(theirs.detach())
-        accuracy = reliability(torch.cat(chosen), torch.cat(rejected)).accuracy
-        return {"loss": loss, "accuracy": accuracy}
+            if not own.idle:
+                chosen[own.rows] = ours.detach().cpu()
+                rejected[own.rows] = theirs.detach().cpu()
+        found = reliability(all_reduce_sum(chosen), all_reduce_sum(rejected))
+        return {"loss": summed(loss)[0], "accuracy": found.accuracy}
 
     def evaluate(self) -> Record:
         dialogues = [ids for pair in self.heldout for ids in (pair.chosen, pair.rejected)]
@@ -108,14 +119,13 @@ class RewardModelStage:
         chosen, rejected = self.reward.scores_with_gradients(dialogues).view(-1, 2).unbind(1)
         return chosen, rejected
 
-    def _parts(self, pairs: Sequence[PreferencePair]) -> list[list[PreferencePair]]:
-        """Return groups of pairs of like length, as many as one backward may hold."""
+    def _parts(self, pairs: Sequence[PreferencePair]) -> list[Microbatch]:
+        """Return this process's groups of pairs of like length, one for each backward."""
         longest = [max(pair.chosen, pair.rejected, key=len) for pair in pairs]
-        groups = microbatches(
+        return own_microbatches(
             dialogues_as_sequences(longest, torch.device("cpu")),
             max(1, self.reward.microbatch_tokens // 2),
         )
-        return [[pairs[i] for i in group.tolist()] for group in groups]
 
 
 def reward_model_job(config: RewardModelConfig) -> StageJob[RewardModelConfig]:
@@ -131,4 +141,6 @@ def build_reward_model(config: RewardModelConfig, device: torch.device) -> Rewar
     fix_template_day(data.date, reward.tokenizer)
     load = partial(load_pairs, data=data, tokenizer=reward.tokenizer, context=reward.max_tokens)
     heldout = [] if data.heldout is None else load(data.heldout)[: train.eval_rows]
-    return RewardModelStage(reward, load(data.train), heldout)
+    pairs = load(data.train)
+    give_shards(config, reward.network(), device)
+    return RewardModelStage(reward, pairs, heldout)

@@ -16,17 +16,29 @@ from torch import Tensor
 
 from tether.algo.masked import cell_weights, weighted_sum
 from tether.config.stages import SFTConfig
-from tether.data.batching import join_pairs, microbatches, pad_right
+from tether.data.batching import (
+    Microbatch,
+    join_pairs,
+    microbatches,
+    own_microbatches,
+    pad_right,
+)
 from tether.data.dialogues import Conversation, encode_prompt_and_response, load_conversations
+from tether.dist.world import world
+from tether.models.forward import Network, trunk
 from tether.models.loading import load_causal_lm
 from tether.models.policy import Policy
+from tether.models.stored import weights_by_name
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.ppo.optimizer import Optimizer
+from tether.ppo.roles import loads_in_parts
 from tether.stages.training import (
     Record,
     StageJob,
     fix_template_day,
+    give_shards,
     rows_of_step,
+    summed,
     warm_cosine,
 )
 from tether.types import Sequences
@@ -43,28 +55,33 @@ class SFTStage:
         vocabulary: Vocabulary,
         train: Sequence[Conversation],
         heldout: Sequence[Conversation],
+        in_parts: bool = False,
     ) -> None:
         self.policy, self.vocabulary = policy, vocabulary
+        self.in_parts = in_parts  # each process reads its shards of the weights from the files
         self.train, self.heldout = train, heldout
         self.model, self.tokenizer = policy.model, vocabulary.tokenizer
         self.num_rows, self.num_heldout = len(train), len(heldout)
 
     def backward(self, rows: list[int]) -> Record:
+        """Compute the gradients of this process's share of the rows."""
         sequences, mask = collate([self.train[row] for row in rows], self.model.device)
         float_type = torch.promote_types(self.model.dtype, torch.float32)
         weights = cell_weights("token_mean", mask, 1, float_type)
         loss, cells = 0.0, 0
-        for some in like_lengths(sequences, self.policy.microbatch_tokens):
-            part = sequences.select(some)
+        for own in own_parts(sequences, self.policy.microbatch_tokens):
+            some, part = own.rows, sequences.select(own.rows)
+            learnt, counts = mask[some, : part.width], weights[some, : part.width]
+            if own.idle:  # for a process that has run out of rows
+                learnt, counts = torch.zeros_like(learnt), torch.zeros_like(counts)
             states = self.policy.states(part)
-            log_probs, _ = self.policy.log_probs_and_entropies(
-                states, part, mask[some, : part.width]
-            )
-            share = -weighted_sum(log_probs, weights[some, : part.width])
+            log_probs, _ = self.policy.log_probs_and_entropies(states, part, learnt)
+            share = -weighted_sum(log_probs, counts)
             share.backward()
             loss += float(share.detach())
-            cells += part.ids.numel()
+            cells += 0 if own.idle else part.ids.numel()
         tokens = int((sequences.prompt_lengths + sequences.response_lengths).sum())
+        loss, cells = summed(loss, cells)
         return {"loss": loss, "tokens": int(mask.sum()), "padding_share": 1 - tokens / cells}
 
     def evaluate(self) -> Record:
@@ -79,8 +96,8 @@ class SFTStage:
         return [*self.train[row].prompt_ids, *self.train[row].response_ids]
 
     def read_weights(self, folder: Path) -> Mapping[str, Tensor]:
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        return load_causal_lm(str(folder), dtype, self.model.device).state_dict()
+        source = str(folder), str(self.model.dtype).removeprefix("torch."), self.model.device
+        return weights_by_name(load_causal_lm(*source, in_parts=self.in_parts))
 
 
 def sft_job(config: SFTConfig) -> StageJob[SFTConfig]:
@@ -90,15 +107,18 @@ def sft_job(config: SFTConfig) -> StageJob[SFTConfig]:
 
 def build_sft(config: SFTConfig, device: torch.device) -> SFTStage:
     """Load the model and every row; nothing is trained yet."""
-    name, data = config.model.start, config.data
-    model = load_causal_lm(name, config.model.dtype, device, compute=config.model.compute)
+    name, data, in_parts = config.model.start, config.data, loads_in_parts(config.launch)
+    source = name, config.model.dtype, device, False, config.model.compute
+    model = load_causal_lm(*source, in_parts=in_parts)
     vocabulary = load_vocabulary(name, model)
     fix_template_day(data.date, vocabulary.tokenizer)
     context = getattr(model.config, "max_position_embeddings", None)
     load = partial(load_conversations, data=data, tokenizer=vocabulary.tokenizer, context=context)
     heldout = [] if data.heldout is None else load(data.heldout)[: config.train.eval_rows]
     policy = Policy(model, temperature=1.0, microbatch_tokens=config.train.microbatch_tokens)
-    return SFTStage(policy, vocabulary, load(data.train), heldout)
+    train = load(data.train)
+    give_shards(config, Network(model, trunk(model), trunk(model)), device)
+    return SFTStage(policy, vocabulary, train, heldout, in_parts)
 
 
 def collate(
@@ -108,6 +128,13 @@ def collate(
     joined = join_pairs([(c.prompt_ids, c.response_ids) for c in conversations])
     mask = pad_right([c.loss_mask for c in conversations], torch.bool)
     return joined.to(device), mask.to(device)
+
+
+def own_parts(sequences: Sequences, max_tokens: int) -> list[Microbatch]:
+    """Return this process's microbatches; alone it keeps rows in their order where they fit."""
+    if world().replicas > 1:
+        return own_microbatches(sequences, max_tokens)
+    return [Microbatch(rows) for rows in like_lengths(sequences, max_tokens)]
 
 
 def like_lengths(sequences: Sequences, max_tokens: int) -> list[Int[Tensor, " some"]]:

@@ -9,8 +9,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,14 @@ from tether.config import LaunchSection
 from tether.config.stages import RewardModelConfig, SFTConfig, StageTrainSection
 from tether.data.chat_templates import asks_for_date, fix_date
 from tether.data.prompts import OnProgress
+from tether.dist.collectives import all_reduce_sum, on_first_process
+from tether.dist.fsdp import shard
 from tether.dist.interrupt import Interrupt
+from tether.dist.tensor_parallel import refuse_unshareable
+from tether.models.forward import Network
 from tether.models.locate import find_model
+from tether.models.precision import computed_in
+from tether.models.stored import read_own_parts
 from tether.models.weights import load_weights
 from tether.ppo.optimizer import Optimizer
 from tether.ppo.roles import pick_device
@@ -34,6 +41,7 @@ from tether.run.reader import read_lines
 from tether.train.checkpoint import newest_and_best
 from tether.train.checkpoint_files import read_tensors
 from tether.train.fingerprint import changed_row_ids, model_files, prompts_digest
+from tether.train.ray import start_on_ray
 from tether.train.training import Contents, Evaluated, Iterated, Result, SavedModel
 from tether.train.watch import IterationRecord, Watcher
 
@@ -78,15 +86,15 @@ class StageJob(Generic[C]):
 
     config: C
     build_stage: Callable[[C, torch.device], Stage]
+    in_worker: bool = False  # of Ray
 
     @property
     def run_name(self) -> str:
         return self.config.run.name or self.config.stage
 
     @property
-    def launch(self) -> LaunchSection | None:
-        """None: each process of torchrun would train a model of its own."""
-        return None
+    def launch(self) -> LaunchSection:
+        return self.config.launch
 
     @property
     def rows(self) -> int:
@@ -94,7 +102,7 @@ class StageJob(Generic[C]):
 
     @property
     def on_ray(self) -> bool:
-        return False
+        return self.config.launch.kind == "ray" and not self.in_worker
 
     @property
     def python_reward(self) -> bool:
@@ -125,7 +133,12 @@ class StageJob(Generic[C]):
     def start_on_ray(
         self, watch: Watcher[Record], resume: bool, allow_changed: bool
     ) -> Result[Record]:
-        raise NotImplementedError
+        rebuild = partial(_in_worker, build_stage=self.build_stage)
+        return start_on_ray(self.config, rebuild, watch, resume, allow_changed)
+
+
+def _in_worker(config: C, build_stage: Callable[[C, torch.device], Stage]) -> StageJob[C]:
+    return StageJob(config, build_stage, in_worker=True)
 
 
 def _with_date(config: C, day: datetime.date | None) -> C:
@@ -136,13 +149,35 @@ def _with_date(config: C, day: datetime.date | None) -> C:
 def template_day(
     day: datetime.date | None, tokenizer: PreTrainedTokenizerBase
 ) -> datetime.date | None:
-    """Return the day that the chat template is told in the whole run; None if it does not ask."""
-    return day or datetime.date.today() if asks_for_date(tokenizer) else day
+    """Return the day that the chat template is told in the whole run; None if it does not ask.
+
+    The first process decides, as midnight may fall between two of them.
+    """
+    if day is not None or not asks_for_date(tokenizer):
+        return day
+    return on_first_process(datetime.date.today)
 
 
 def fix_template_day(day: datetime.date | None, tokenizer: PreTrainedTokenizerBase) -> None:
     """Make the chat template see that day, before any row is rendered."""
     fix_date(tokenizer, template_day(day, tokenizer))
+
+
+def give_shards(
+    config: SFTConfig | RewardModelConfig, network: Network, device: torch.device
+) -> None:
+    """Give every process a shard of the weights, where the config says so."""
+    launch, layers = config.launch, cast(PreTrainedModel, network.trunk)
+    if launch.tensor_parallel > 1:
+        refuse_unshareable(layers.config, launch.tensor_parallel)
+    if launch.weights == "sharded":
+        computed, fill = computed_in(layers), partial(read_own_parts, device=device)
+        shard(network.module, layers, network.called, computed_in=computed, fill=fill)
+
+
+def summed(*numbers: float) -> list[float]:
+    """Return each number's sum over all replicas."""
+    return all_reduce_sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
 
 class StageTraining(Generic[C]):

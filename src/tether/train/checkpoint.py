@@ -32,18 +32,29 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tether.config import Config
+from tether.data.batching import balance
 from tether.dist.collectives import any_process, gather_results, on_first_process
 from tether.dist.dtensor import local_shard
-from tether.dist.world import world
+from tether.dist.world import SAVING, waiting_for, world
 from tether.errors import RunStopped, UserError
 from tether.models.loading import DTYPES, load_causal_lm
 from tether.models.locate import find_model
 from tether.models.lora import add_adapter, merge_adapter
+from tether.models.stored import weights_by_name
 from tether.models.vocabulary import Vocabulary, load_vocabulary
 from tether.models.weights import load_trainable_parameters, load_weights, plain_weights
 from tether.ppo.result import Controls
-from tether.ppo.roles import Roles, let_layers_learn
-from tether.run.checkpoint_store import all_checkpoints, discard, finish, prune, stage
+from tether.ppo.roles import Roles, let_layers_learn, loads_in_parts
+from tether.run.checkpoint_store import (
+    all_checkpoints,
+    damaged_files,
+    discard,
+    finish,
+    promised_files,
+    prune,
+    seal_files,
+    stage,
+)
 from tether.run.directory import CHECKPOINTS, SCHEMA
 from tether.run.reader import read_regular
 from tether.train.checkpoint_files import (
@@ -106,10 +117,12 @@ def save_checkpoint(run: Path, progress: Progress, training: Training[E], inputs
         "versions": versions(),
     }
     try:
-        staged = on_first_process(lambda: stage(run, name))
-        gather_results(lambda: _write(staged, tensors, contents, state))
-        on_first_process(lambda: finish(staged, name))
-        on_first_process(lambda: prune(run, training.checkpoints_to_keep(run)))
+        with waiting_for(SAVING):
+            staged = on_first_process(lambda: stage(run, name))
+            sealed = gather_results(lambda: _write(staged, tensors, contents, state))
+            hashes = {file: found for one in sealed for file, found in one.items()}
+            on_first_process(lambda: finish(staged, name, hashes))
+            on_first_process(lambda: prune(run, training.checkpoints_to_keep(run)))
     except (OSError, SafetensorError) as error:
         on_first_process(lambda: discard(run, name))
         raise RunStopped(
@@ -124,17 +137,54 @@ def _write(
     tensors: Mapping[str, OwnTensors],
     contents: Contents,
     state: Mapping[str, Any],
-) -> None:
-    """Write this process's share of the tensors. Rank 0 also writes the rest."""
+) -> dict[str, str]:
+    """Write this process's share of the tensors; rank 0 also writes the rest.
+
+    Return the hashes of the files that it has written, which are on the disk then.
+    """
+    written: list[Path] = []
     for name, own in tensors.items():
         saved = contents.models.get(name)
         if saved is None:
-            write_tensors(folder / name, own)
+            written.append(write_tensors(folder / name, own))
         else:
-            write_model(folder / name, own, saved.model, saved.tokenizer)
+            written += write_model(folder / name, own, saved.model, saved.tokenizer)
     if world().is_first:
         text = json.dumps(state, indent=1) + "\n"
         (folder / STATE).write_text(text, encoding="utf-8")
+        written.append(folder / STATE)
+    return seal_files(folder, written)
+
+
+def newest_whole_by_all(run: Path) -> tuple[Path | None, dict[Path, str]]:
+    """Return what `newest_whole` does; each process verifies a share of every checkpoint."""
+    damaged: dict[Path, str] = {}
+    with waiting_for(SAVING):
+        for checkpoint in on_first_process(lambda: all_checkpoints(run)):
+            problem = _problem_by_all(checkpoint)
+            if problem is None:
+                return checkpoint, damaged
+            damaged[checkpoint] = problem
+    return None, damaged
+
+
+def _problem_by_all(checkpoint: Path) -> str | None:
+    promised = on_first_process(lambda: promised_files(checkpoint))
+    if isinstance(promised, str):
+        return promised
+    names = list(promised)
+    sizes = on_first_process(lambda: [_size(checkpoint / name) for name in names])
+    mine = [names[i] for i in sorted(balance(sizes, world().size)[world().rank])]
+    found = gather_results(lambda: damaged_files(checkpoint, {n: promised[n] for n in mine}))
+    problems = {name: what for one in found for name, what in one.items()}
+    return next((problems[name] for name in names if name in problems), None)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):  # whoever verifies it says what is wrong
+        return 0
 
 
 def load_checkpoint(checkpoint: Path, training: Training[E]) -> None:
@@ -154,8 +204,9 @@ def load_roles(checkpoint: Path, roles: Roles, config: Config) -> None:
     if config.model.learns_in_part:
         load_trainable_parameters(model, read_tensors(checkpoint / learnt_file(config)))
     else:
-        saved = load_causal_lm(str(checkpoint / ACTOR), config.model.dtype, model.device)
-        load_weights(model, saved.state_dict())
+        source = str(checkpoint / ACTOR), config.model.dtype, model.device
+        saved = load_causal_lm(*source, in_parts=loads_in_parts(config.launch))
+        load_weights(model, weights_by_name(saved))
     if roles.critic.state():
         roles.critic.load_state(read_tensors(checkpoint / CRITIC))
     if roles.reference.state():

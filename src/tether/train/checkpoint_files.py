@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -13,6 +14,7 @@ from tether.data.batching import balance
 from tether.dist.dtensor import full_tensor
 from tether.dist.world import world
 from tether.models.saving import save_tokenizer
+from tether.models.stored import StoredTensors, stored_tensors
 
 
 @dataclass(frozen=True)
@@ -41,45 +43,69 @@ def own_tensors(named: Mapping[str, Tensor]) -> OwnTensors:
     return OwnTensors(own, writers, sum(sizes))
 
 
-def write_tensors(file: Path, own: OwnTensors) -> None:
+def write_tensors(file: Path, own: OwnTensors) -> Path:
+    """Write this process's tensors, and return the file that they are in."""
     here = world()
     path = file if here.size == 1 else _part(file, here.rank, here.size)
     save_file({name: tensor.contiguous() for name, tensor in own.tensors.items()}, path)
+    return path
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read the tensors of one file, or of the parts in its place."""
+def read_tensors(file: Path) -> StoredTensors:
+    """Return the tensors of one file, or of the parts in its place, each read when it is asked for.
+
+    What a process does not use of a tensor, as it has a shard of it, takes no memory.
+    """
     if file.is_file():
-        return load_file(file)
+        return stored_tensors(file)
     found = sorted(file.parent.glob(f"{file.stem}-*-of-*{file.suffix}"))
     if not found or len(found) != int(found[0].stem.rpartition("-")[2]):
         raise OSError(f"{file.name} is missing or not complete")
-    return {name: tensor for part in found for name, tensor in load_file(part).items()}
+    return stored_tensors(*found)
 
 
 def write_model(
     folder: Path, own: OwnTensors, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Write a Hugging Face directory, in parts with an index where several processes write it."""
+) -> list[Path]:
+    """Write a Hugging Face directory, in parts with an index where several processes write it.
+
+    Return the files that this process has written.
+    """
     here = world()
     if here.size == 1:
         model.save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
-        return
+        return sorted(path for path in folder.rglob("*") if path.is_file())
     folder.mkdir(exist_ok=True)
     file = folder / "model.safetensors"
     part = _part(file, here.rank, here.size)
     tensors = {name: tensor.contiguous() for name, tensor in own.tensors.items()}
     save_file(tensors, part, metadata={"format": "pt"})
-    if not here.is_first:
-        return
-    places = {name: _part(file, w, here.size).name for name, w in own.writers.items()}
+    return [part, *_write_rest(file, own, model, tokenizer)] if here.is_first else [part]
+
+
+def _write_rest(
+    file: Path, own: OwnTensors, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[Path]:
+    """Write what is no tensor beside the parts of `file`, and return the files.
+
+    They are made in a folder of their own: in the model's, other processes are still writing.
+    """
+    places = {name: _part(file, writer, world().size).name for name, writer in own.writers.items()}
     index = {"metadata": {"total_size": own.total_bytes}, "weight_map": places}
-    (folder / f"{file.name}.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
-    model.config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
+    written = []
+    with TemporaryDirectory(prefix=".made-", dir=file.parent.parent) as made:
+        folder = Path(made)
+        (folder / f"{file.name}.index.json").write_text(json.dumps(index, indent=1), "utf-8")
+        model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            place = file.parent / path.relative_to(folder)
+            place.parent.mkdir(exist_ok=True)
+            written.append(path.replace(place))
+    return written
 
 
 def _part(file: Path, writer: int, writers: int) -> Path:

@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ class PPOJob:
     ) -> Result[Evaluation]:
         from tether.train.ray import start_on_ray  # whose workers start a session each
 
-        return start_on_ray(self, watch, resume, allow_changed)
+        rebuild = partial(PPOJob, reward=self.reward, in_worker=True)
+        return start_on_ray(self.config, rebuild, watch, resume, allow_changed)
 
 
 def with_date(config: Config, day: datetime.date | None) -> Config:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tether.config.load import validate_config
 from tether.dist.environment import launched_size
@@ -16,25 +16,26 @@ from tether.dist.ray_mailbox import WorkerMailbox
 from tether.errors import UserError
 from tether.ppo.evaluate import Evaluation
 from tether.ppo.scoring import Trial
-from tether.rewards.functions import Reward
-from tether.train.ppo import PPOJob
 from tether.train.session import start
-from tether.train.training import Result
+from tether.train.training import AnyConfig, E, Job, Result
 from tether.train.watch import IterationRecord, Watcher
+
+C = TypeVar("C", bound=AnyConfig)
 
 
 def start_on_ray(
-    job: PPOJob, watch: Watcher[Evaluation], resume: bool, allow_changed: bool
-) -> Result[Evaluation]:
-    """Run a session in each worker; a run that loses some of them is resumed by the others."""
+    config: C, rebuild: Callable[[C], Job[E]], watch: Watcher[E], resume: bool, allow_changed: bool
+) -> Result[E]:
+    """Run a session in each worker, of the job that `rebuild` makes there of the config; a run that
+    loses some of them is resumed by the others."""
     if launched_size() > 1:
         raise UserError("launch.kind ray starts the workers itself; run it without torchrun.")
-    config = job.config
     work = partial(
         _work,
+        schema=type(config),
         mapping=config.model_dump(mode="json", by_alias=True),
         written=config.paths_as_written,
-        reward=job.reward,
+        rebuild=rebuild,
         resume=resume,
         allow_changed=allow_changed,
         is_watched=type(watch) is not Watcher,
@@ -52,25 +53,26 @@ def start_on_ray(
 
 def _work(
     mailbox: WorkerMailbox,
+    schema: type[C],
     mapping: dict[str, Any],
     written: dict[str, str],
-    reward: Reward | None,
+    rebuild: Callable[[C], Job[E]],
     resume: bool,
     allow_changed: bool,
     is_watched: bool,
-) -> Result[Evaluation]:
+) -> Result[E]:
     """Run one worker's session. Workers that replace lost ones resume the run that had begun."""
     run_dir = mailbox.saved_run_dir()
     if run_dir is not None:
         mapping["run"]["dir"], resume = run_dir, True
-    watch = Relay(mailbox, is_watched) if mailbox.is_first else Watcher[Evaluation]()
+    watch: Watcher[Any] = Relay(mailbox, is_watched) if mailbox.is_first else Watcher()
     if run_dir is not None:
         watch.warned("workers were lost; all have started anew")
-    config = validate_config(mapping).written_as(written)
-    return start(PPOJob(config, reward, in_worker=True), watch, resume, allow_changed)
+    config = validate_config(mapping, schema).written_as(written)
+    return start(rebuild(config), watch, resume, allow_changed)
 
 
-class Relay(Watcher[Evaluation]):
+class Relay(Watcher[Any]):
     """Send to the driver what a watcher is told; nothing where the watcher there is silent."""
 
     def __init__(self, mailbox: WorkerMailbox, is_watched: bool) -> None:
@@ -102,9 +104,11 @@ class Relay(Watcher[Evaluation]):
     def evaluating(self, rows: int) -> None:
         self.tell("evaluating", rows)
 
-    def evaluated(self, evaluation: Evaluation) -> None:
+    def evaluated(self, evaluation: Any) -> None:
         """Send the scores; the responses stay in the run's files."""
-        self.tell("evaluated", replace(evaluation, responses=[]))
+        if isinstance(evaluation, Evaluation):
+            evaluation = replace(evaluation, responses=[])
+        self.tell("evaluated", evaluation)
 
     def iterated(self, record: IterationRecord) -> None:
         self.tell("iterated", record)

@@ -11,7 +11,7 @@ from typing import Any
 from tether.config import Config, RunConfig
 from tether.config.load import validate_config
 from tether.errors import UserError, one_line
-from tether.run.checkpoint_store import newest_whole, set_aside, sweep
+from tether.run.checkpoint_store import set_aside, sweep
 from tether.run.directory import CHECKPOINTS, CONFIG, EVALS, EVENTS, FINGERPRINT, METRICS
 from tether.run.metrics import Event
 from tether.run.reader import NotRegular, read_lines, read_regular
@@ -61,9 +61,10 @@ class Start:
     damaged: Mapping[Path, str] = field(default_factory=dict)  # newer ones, and what is wrong
 
 
-def find_start(run: Path, job: Job[E]) -> Start:
-    """Find the newest whole checkpoint of a run, or its beginning; nothing is changed yet."""
-    checkpoint, damaged = newest_whole(run)
+def find_start(run: Path, job: Job[E], found: tuple[Path | None, Mapping[Path, str]]) -> Start:
+    """Begin at the newest whole checkpoint, by what was found of all, or at the run's beginning;
+    nothing is changed yet."""
+    checkpoint, damaged = found
     if checkpoint is None and damaged:
         which, problem = next(iter(damaged.items()))
         raise UserError(

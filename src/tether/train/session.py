@@ -23,7 +23,7 @@ from tether.run.directory import RUNS, create_run_directory, is_run, refuse_take
 from tether.run.lock import RunLock
 from tether.run.metrics import Event
 from tether.run.writer import NoWriter, RunWriter
-from tether.train.checkpoint import Progress, load_checkpoint
+from tether.train.checkpoint import Progress, load_checkpoint, newest_whole_by_all
 from tether.train.fingerprint import Inputs, take_fingerprint, write_fingerprint
 from tether.train.loop import Loop
 from tether.train.resume import (
@@ -63,7 +63,8 @@ def open_run(
         return start_new(job, watch, held)
     held.enter_context(_locked(run))
     job = job.dated(job.config.data.date or on_first_process(lambda: recorded_day(run)))
-    found = on_first_process(lambda: find_start(run, job))
+    whole = newest_whole_by_all(run)
+    found = on_first_process(lambda: find_start(run, job, whole))
     if found.finished:
         return _finished(run, found.progress.iterations_done, job)
     return resume_run(run, found, job, watch, allow_changed, held)
@@ -73,20 +74,13 @@ def open_run(
 def process_group(job: Job[E]) -> Iterator[None]:
     """Join the processes that torchrun or Ray started for this run; usually there is only one."""
     launch, size = job.launch, launched_size()
-    if launch is None:
-        if size > 1:
-            raise UserError(
-                f"tether {job.run_name} runs in one process, but {size} were started; start it "
-                f"without torchrun."
-            )
-        yield
-        return
+    stage = getattr(job.config, "stage", None)
     if launch.num_workers not in (None, size):
         processes = "1 process is" if size == 1 else f"{size} processes are"
         raise UserError(
             f"launch.num_workers is {launch.num_workers}, but only {processes} running; start them "
-            f"with `torchrun --nproc-per-node {launch.num_workers} -m tether train …`, or write "
-            f"--launch.kind ray."
+            f"with `torchrun --nproc-per-node {launch.num_workers} -m tether "
+            f"{stage or 'train'} …`, or write --launch.kind ray."
         )
     if size % launch.tensor_parallel:
         raise UserError(
@@ -98,11 +92,11 @@ def process_group(job: Job[E]) -> Iterator[None]:
     if size > job.rows:
         raise UserError(
             f"An iteration has {job.rows} rows, too few for {size} processes; raise "
-            f"rollout.prompts or start fewer."
+            f"{'train.minibatch_rows' if stage else 'rollout.prompts'} or start fewer."
         )
     kind = pick_device(job.config.device).type
     with (
-        entered(kind, launch.tensor_parallel, launch.timeout_seconds),
+        entered(kind, launch.tensor_parallel, launch.timeout_seconds, launch.timeouts_apart),
         reporting_exit_reason(),
         naming_lost_processes(),
     ):

@@ -198,8 +198,8 @@ class Job(Protocol[E]):
         ...
 
     @property
-    def launch(self) -> LaunchSection | None:
-        """How processes share the work; None for a training that runs in one process."""
+    def launch(self) -> LaunchSection:
+        """How processes share the work."""
         ...
 
     @property
