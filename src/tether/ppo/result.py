@@ -37,6 +37,14 @@ class Controls:
         return update
 
 
+def sampling_version(iteration: int, lag: int) -> int:
+    """Return the version of the weights that sample an iteration's rows: `rollout.lag` behind.
+
+    Version n is the weights after n iterations.
+    """
+    return max(0, iteration - lag)
+
+
 def first_controls(config: Config) -> Controls:
     """Return the coefficients of the first iteration."""
     update = config.actor.update
@@ -143,6 +151,9 @@ class Outcome:
             )
             meter.record("tools/observed_tokens_mean", Mean(observed, len(usable)))
         meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
+        if config.rollout.lag:
+            lag = self.iteration - sampling_version(self.iteration, config.rollout.lag)
+            meter.record("rollout/lag", Last(lag))
         if config.may_mismatch:
             record_mismatch(meter, self.rollout, e, config)
         if config.kl.needs_reference:

@@ -112,6 +112,46 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
+class Sampling(Protocol):
+    """Rows that are being sampled."""
+
+    def result(self) -> Rollout:
+        """Wait for the rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Rows that were sampled at once."""
+
+    rollout: Rollout
+
+    def result(self) -> Rollout:
+        return self.rollout
+
+
+@runtime_checkable
+class SamplerApart(Sampler, Protocol):
+    """A sampler that works beside its caller."""
+
+    def begin(
+        self,
+        episodes: Sequence[Episode],
+        choice: Draw | Greedy,
+        numbers: Sequence[int] | None = None,
+    ) -> Sampling:
+        """Begin to run every episode, with the weights of the last `sync`."""
+        ...
+
+
+def begin(sampler: Sampler, episodes: Sequence[Episode], choice: Draw | Greedy) -> Sampling:
+    """Begin to run every episode; a sampler that does not work beside its caller ends it first."""
+    if isinstance(sampler, SamplerApart):
+        return sampler.begin(episodes, choice)
+    return Sampled(sampler.run(episodes, choice))
+
+
 class DistributedSampler:
     """Samples a share of the rows on each process; all of them get the whole rollout, in order."""
 

@@ -50,6 +50,12 @@ METRICS: dict[str, Entry] = {
         "tokens per response that the policy read and did not write (only with tools)",
         "They count towards `rollout.max_response_tokens`, and in no loss.",
     ),
+    "rollout/lag": Entry(
+        "iterations between the weights that sampled the rows and those that learn from them (only "
+        "with `rollout.lag`)",
+        "`rollout.lag` from iteration `rollout.lag` on, and 0, 1, 2 … before. Of every row the "
+        "same.",
+    ),
     "rollout/log_prob_diff_max": Entry(
         "largest gap between the sampler's log-prob of a token and the training forward's",
         "Rounding only: below 1e-4 in float32, a few tenths in bfloat16. More means that sampler "
@@ -57,8 +63,9 @@ METRICS: dict[str, Entry] = {
     ),
     "rollout/log_prob_diff_mean": Entry(
         "mean per token of |log pi_old - log pi_rollout| (only with another engine as the sampler, "
-        "with `model.compute: bfloat16`, or with `rollout.correction`)",
-        "Rounding: about 1e-7 in float32, 1e-3 to 3e-2 in bfloat16. A jump: the engine has not "
+        "with `model.compute: bfloat16`, `rollout.lag` or `rollout.correction`)",
+        "Rounding: about 1e-7 in float32, 1e-3 to 3e-2 in bfloat16; with `rollout.lag` also what "
+        "the weights have learnt since. A jump: the engine has not "
         "taken the newest weights.",
     ),
     "rollout/mismatch_kl": Entry(

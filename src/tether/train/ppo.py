@@ -15,10 +15,12 @@ from tether.data.probe import read_probe
 from tether.data.prompts import OnProgress
 from tether.dist.interrupt import Interrupt
 from tether.dist.world import world
+from tether.errors import UserError
 from tether.models.locate import find_model
 from tether.models.policy import Policy
 from tether.models.weights import trainable_parameters
 from tether.planning.plan import make_plan
+from tether.ppo.ahead import Ahead, pending_state, pending_tensors
 from tether.ppo.evaluate import Evaluation, evaluate, read_evaluations
 from tether.ppo.iteration import run_iteration
 from tether.ppo.optimizer import schedule_factor, warmup_factor
@@ -39,6 +41,7 @@ from tether.train.checkpoint import (
     CRITIC,
     CRITIC_OPTIMIZER,
     CURRICULUM,
+    PENDING,
     REFERENCE,
     learnt_file,
     load_roles,
@@ -165,6 +168,12 @@ class PPOTraining:
         self.controls = replace(first_controls(config), curriculum=curriculum)
         self.pretrained: Pretrained | None = None  # where critic.pretrain asks for it
         self.noise = NoiseNotice()
+        self.ahead = Ahead() if config.rollout.lag else None
+        if self.ahead is not None and world().size > 1:
+            raise UserError(
+                f"rollout.lag = {config.rollout.lag} needs one training process, and "
+                f"{world().size} were started; start one, or write rollout.lag: 0."
+            )
         self.plan = make_plan(config, roles)
         self.probe = None if config.train.probe is None else read_probe(config.train.probe)
 
@@ -246,7 +255,9 @@ class PPOTraining:
         if iteration == 0 and pretrain is not None and self.pretrained is None:
             self.pretrained = pretrain_critic(pretrain, self.controls.beta, roles, config)
         _set_learning_rates(iteration, config, roles)
-        outcome = run_iteration(iteration, self.controls, roles, config, interrupt)
+        outcome = run_iteration(iteration, self.controls, roles, config, interrupt, self.ahead)
+        if self.ahead is not None:
+            self.ahead.forget(iteration)
         metrics = outcome.metrics(config)
         if iteration == 0 and self.pretrained is not None:
             metrics |= self.pretrained.metrics()
@@ -320,6 +331,9 @@ class PPOTraining:
         state = {"controls": controls, **roles.reward.state()}
         if self.pretrained is not None:
             state["pretrained"] = asdict(self.pretrained)
+        if self.ahead is not None:
+            waiting = self.ahead.settle(roles, self.config)
+            tensors[PENDING], state["pending"] = pending_tensors(waiting), pending_state(waiting)
         return Contents(models, tensors, state)
 
     def load(self, checkpoint: Path) -> None:
@@ -331,6 +345,9 @@ class PPOTraining:
         self.controls = replace(read_controls(state), curriculum=curriculum)
         if "pretrained" in state:
             self.pretrained = Pretrained.from_state(state["pretrained"])
+        if self.ahead is not None:
+            pending = read_tensors(checkpoint / PENDING)
+            self.ahead.load(state["pending"], pending, self.roles, self.config)
 
     def checkpoints_to_keep(self, run: Path) -> list[Path]:
         scores = {e["iteration"]: e["sampled"]["mean"] for e in read_lines(run / EVALS)}
