@@ -32,6 +32,8 @@ from tether.config.run import (
     TrainSection,
 )
 
+SAMPLER_CHUNK_TOKENS = 4096  # of a chunk that samplers apart are handed, by default
+
 
 class Config(RunConfig):
     """One run. Sections are in the order in which data flows through them."""
@@ -123,6 +125,12 @@ class Config(RunConfig):
             f"actor.aggregation is {self.aggregation}, but {name} is its paper's loss only with "
             f"{self.paper_aggregation}; leave the field out"
         ]
+
+    @property
+    def chunk_tokens(self) -> int | None:
+        """Return the tokens of the rows that are sampled together; None: all of a batch."""
+        usual = SAMPLER_CHUNK_TOKENS if self.launch.samplers else None
+        return self.rollout.chunk_tokens or usual
 
     @cached_property
     def correction(self) -> CorrectionSection:
@@ -462,6 +470,25 @@ class Config(RunConfig):
                 f"{rollout.lag} and rollout.correction.kind none it takes rows of older weights "
                 f"for its own; write rollout.correction.kind: token, or another update"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _samplers_may_be_apart(self) -> Config:
+        launch, rollout = self.launch, self.rollout
+        refused = {
+            "launch.kind ray": launch.kind == "ray",
+            "several launch.num_workers": (launch.num_workers or 1) > 1,
+            "rollout.sampler vllm": rollout.sampler == "vllm",
+            "rollout.environment": rollout.environment is not None,
+        }
+        for field, is_set in refused.items():
+            if launch.samplers and is_set:
+                raise ValueError(
+                    f"{field} does not go with launch.samplers = {launch.samplers}, which serve "
+                    f"one local training process with the local sampler and tools; leave one out"
+                )
+        if rollout.chunk_tokens is not None and rollout.sampler == "vllm":
+            raise ValueError("rollout.chunk_tokens is of the local sampler; leave it out for vllm")
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -51,14 +51,19 @@ def import_ray() -> ModuleType:
 
 
 @contextmanager
-def connected(address: str | None, workers: int) -> Iterator[ModuleType]:
-    """Connect to the cluster at that address, or start one here that ends with the run."""
+def connected(
+    address: str | None, workers: int, local: Mapping[str, Any] | None = None
+) -> Iterator[ModuleType]:
+    """Connect to the cluster at that address, or start one here that ends with the run.
+
+    `local` are further settings of one that is started here.
+    """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {}
     if address == "local":
         _refuse_more_than_cores(workers)
         _lock()
-        options |= {"num_cpus": cores(), "include_dashboard": False}
+        options |= {"num_cpus": cores(), "include_dashboard": False, **(local or {})}
     else:
         _refuse_silent(address)
     ray = import_ray()

@@ -1,8 +1,8 @@
 """Batches that are sampled ahead of the updates that learn from them: `rollout.lag`.
 
 Version n is the weights after n iterations. The rows of iteration i are sampled with version
-max(0, i - lag), whatever the clock says, so a run repeats bit for bit. They are asked for as soon as
-that version is there, lag iterations before they are trained on.
+max(0, i - lag), whatever the clock says, so a run repeats bit for bit. They are asked for as soon
+as that version is there, lag iterations before they are trained on.
 
 A checkpoint holds the batches that wait, scored: the weights that sampled them are gone.
 

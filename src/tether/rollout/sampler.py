@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
+import torch
 from transformers import PreTrainedModel
 
 from tether.data.batching import concat_rollouts, own_rows
@@ -179,3 +180,25 @@ class DistributedSampler:
         own, keys = episodes[mine.start : mine.stop], numbers[mine.start : mine.stop]
         parts = gather_results(lambda: self.sampler.run(own, choice, keys) if own else None)
         return concat_rollouts([part for part in parts if part is not None]).to(self.device)
+
+    def begin(
+        self,
+        episodes: Sequence[Episode],
+        choice: Draw | Greedy,
+        numbers: Sequence[int] | None = None,
+    ) -> Sampling:
+        """Begin to run the episodes, where the sampler works beside this process."""
+        if not isinstance(self.sampler, SamplerApart):
+            return Sampled(self.run(episodes, choice, numbers))
+        return _Moved(self.sampler.begin(episodes, choice, numbers), self.device)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """Rows that are being sampled, and will go to a device."""
+
+    sampling: Sampling
+    device: torch.device
+
+    def result(self) -> Rollout:
+        return self.sampling.result().to(self.device)

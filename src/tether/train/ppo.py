@@ -32,6 +32,7 @@ from tether.ppo.rollout_log import rollout_rows
 from tether.ppo.scoring import NUM_TRIED, Trial, response_text, try_reward
 from tether.ppo.selfcheck import check_start
 from tether.rewards.functions import Reward, learned_model, parts_of
+from tether.rollout.apart import SamplersApart
 from tether.run.directory import EVALS, REWARD_LOG, VERDICTS
 from tether.run.reader import read_lines
 from tether.support.user_code import own_files
@@ -52,6 +53,7 @@ from tether.train.checkpoint import (
 from tether.train.checkpoint_files import read_tensors
 from tether.train.fingerprint import changed_row_ids, model_files, prompts_digest
 from tether.train.notices import NoiseNotice
+from tether.train.samplers import set_samplers_apart
 from tether.train.training import Contents, Evaluated, Iterated, Result, SavedModel, is_due
 from tether.train.watch import IterationRecord, Sample, Watcher
 
@@ -99,11 +101,16 @@ class PPOJob:
 
     def build(self, reading: OnProgress | None) -> "PPOTraining":
         roles = build_roles(self.config, self.reward, reading)
+        samplers = None
         try:
             config = with_date(self.config, roles.day)
-            return PPOTraining(config, roles, self.python_reward)
+            if config.launch.samplers:
+                roles, samplers = set_samplers_apart(roles, config)
+            return PPOTraining(config, roles, self.python_reward, samplers)
         except BaseException:
             roles.reward.close()
+            if samplers is not None:
+                samplers.close()
             raise
 
     def start_on_ray(
@@ -162,8 +169,15 @@ def ppo_input_files(config: Config) -> Iterator[tuple[str, dict[str, Path]]]:
 class PPOTraining:
     """The four roles, and the coefficients that controllers move from iteration to iteration."""
 
-    def __init__(self, config: Config, roles: Roles, python_reward: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        roles: Roles,
+        python_reward: bool = False,
+        samplers: SamplersApart | None = None,
+    ) -> None:
         self.config, self.roles, self.python_reward = config, roles, python_reward
+        self.samplers = samplers  # apart, by `launch.samplers`
         curriculum = begin_curriculum(config, len(roles.train_prompts))
         self.controls = replace(first_controls(config), curriculum=curriculum)
         self.pretrained: Pretrained | None = None  # where critic.pretrain asks for it
@@ -266,6 +280,11 @@ class PPOTraining:
         refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
         if is_due(iteration + 1, refresh_every):
             roles.reference.refresh(roles.actor)
+        timings = outcome.timings()
+        if self.samplers is not None:
+            tally = self.samplers.take_tally()
+            outcome.events.extend(tally.events)
+            timings |= tally.timings()
         drawn, window = outcome.prompts.ids[:: config.rollout.samples_per_prompt], None
         if outcome.dropped is not None:
             window = (outcome.controls.prompts_drawn, outcome.dropped.prompts)
@@ -275,7 +294,7 @@ class PPOTraining:
         is_logged = is_due(iteration, every) or (every > 0 and iteration == last)
         return Iterated(
             record=IterationRecord(
-                iteration, metrics, outcome.timings(), outcome.events, self._sample(outcome)
+                iteration, metrics, timings, outcome.events, self._sample(outcome)
             ),
             rollouts=rollout_rows(outcome, roles.vocabulary, config) if is_logged else (),
             prompts_sha256=prompts_digest(drawn),
@@ -355,7 +374,11 @@ class PPOTraining:
         return newest_and_best(run, train.keep_last, train.keep_best, scores)
 
     def close(self) -> None:
-        self.roles.reward.close()
+        try:
+            self.roles.reward.close()
+        finally:
+            if self.samplers is not None:
+                self.samplers.close()
 
 
 def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:
