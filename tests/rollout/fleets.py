@@ -10,6 +10,9 @@ from typing import Any
 from tether.errors import SamplerLost
 
 
+MAKING = threading.Lock()  # loading a model changes torch's defaults meanwhile, for all threads
+
+
 @dataclass(eq=False)
 class Ticket:
     over: threading.Event = field(default_factory=threading.Event)
@@ -34,7 +37,8 @@ class Seat:
     def _live(self, make) -> None:
         self.fleet.wait_to_start(self.number)
         try:
-            self.host = make()
+            with MAKING:
+                self.host = make()
         except Exception as error:
             return self.started.end(error=error)
         self.started.end(self.number)

@@ -147,6 +147,23 @@ class Tally:
     ready: int = 0
     queued: int = 0
 
+    def lines(self, began: float) -> list[dict[str, Any]]:
+        """Return the chunks as samplers.jsonl holds them, in seconds from then on."""
+        return [
+            {
+                "sampler": chunk.sampler,
+                "purpose": chunk.purpose,
+                "iteration": chunk.iteration,
+                "version": chunk.version,
+                "rows": [chunk.first_row, chunk.first_row + chunk.rows],
+                "asked": round(chunk.asked - began, 4),
+                "began": round(chunk.began - began, 4),
+                "ended": round(chunk.ended - began, 4),
+                "lost": chunk.lost,
+            }
+            for chunk in self.chunks
+        ]
+
     def timings(self) -> dict[str, float]:
         """Return the metrics of `timings.jsonl`."""
         seconds = max(time.monotonic() - self.since, 1e-9)

@@ -284,6 +284,29 @@ TIMINGS: dict[str, Entry] = {
         "seconds of all tool calls together (only with tools)",
         "Up to 16 run at the same time, so it may exceed `time/rollout`, which contains it.",
     ),
+    "samplers/ready": Entry(
+        "samplers apart that are at work or wait for some (only with `launch.samplers`, as the "
+        "four below)",
+        "Fewer than `launch.samplers`: the cluster has no room for more, or some have just been "
+        "lost. The others do their rows.",
+    ),
+    "samplers/chunks": Entry(
+        "chunks of rows that samplers have brought since the iteration before",
+        "With `rollout.lag` also such of later iterations; `samplers.jsonl` has each of them.",
+    ),
+    "samplers/queued": Entry(
+        "chunks that wait for a sampler when the iteration ends",
+        "0 with idle samplers: training is the slower side. Many: sampling is.",
+    ),
+    "samplers/lost": Entry(
+        "samplers that died or were given up since the iteration before",
+        "Their rows were sampled again, to the same bits; `events.jsonl` says why.",
+    ),
+    "samplers/idle_share": Entry(
+        "share of the samplers' time since the iteration before in which they had nothing to do",
+        "At lag 0 they wait for the updates. The trainer's own share is `time/rollout` over "
+        "`time/iteration`.",
+    ),
     "throughput/tokens_per_second": Entry(
         "response tokens per second: those of the iteration over `time/iteration`",
         "The number by which to compare machines and settings.",

@@ -1,6 +1,7 @@
 """PPO as a training that the session starts and the loop drives."""
 
 import datetime
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -269,6 +270,7 @@ class PPOTraining:
         if iteration == 0 and pretrain is not None and self.pretrained is None:
             self.pretrained = pretrain_critic(pretrain, self.controls.beta, roles, config)
         _set_learning_rates(iteration, config, roles)
+        began = time.monotonic()
         outcome = run_iteration(iteration, self.controls, roles, config, interrupt, self.ahead)
         if self.ahead is not None:
             self.ahead.forget(iteration)
@@ -280,11 +282,12 @@ class PPOTraining:
         refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
         if is_due(iteration + 1, refresh_every):
             roles.reference.refresh(roles.actor)
-        timings = outcome.timings()
+        timings, apart = outcome.timings(), None
         if self.samplers is not None:
             tally = self.samplers.take_tally()
             outcome.events.extend(tally.events)
             timings |= tally.timings()
+            apart = {"stages": dict(outcome.seconds), "chunks": tally.lines(began)}
         drawn, window = outcome.prompts.ids[:: config.rollout.samples_per_prompt], None
         if outcome.dropped is not None:
             window = (outcome.controls.prompts_drawn, outcome.dropped.prompts)
@@ -303,6 +306,7 @@ class PPOTraining:
             notices=self.noise.read(metrics),
             no_progress=_reason(outcome) if outcome.no_progress else None,
             outcome=outcome,
+            samplers=apart,
         )
 
     def _sample(self, outcome: Outcome) -> Sample:
