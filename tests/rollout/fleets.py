@@ -9,7 +9,6 @@ from typing import Any
 
 from tether.errors import SamplerLost
 
-
 MAKING = threading.Lock()  # loading a model changes torch's defaults meanwhile, for all threads
 
 

@@ -80,20 +80,23 @@ class RayFleet:
             "max_restarts": 0,
             "max_task_retries": 0,
         }
-        actor = self.ray.remote(**options)(Seat).remote(self.job)
-        return actor, actor.start.remote()
+        with self._cluster_there():
+            actor = self.ray.remote(**options)(Seat).remote(self.job)
+            return actor, actor.start.remote()
 
     def share(self, weights: Any) -> Any:
         """Put weights into the object store: one copy per machine, which its samplers read."""
         packed = {name: _pack(tensor) for name, tensor in weights.tensors.items()}
-        return [self.ray.put(packed)]  # in a list, or Ray would resolve it before every call
+        with self._cluster_there():
+            return [self.ray.put(packed)]  # in a list, or Ray would resolve it before every call
 
     def ask(self, sampler: Any, weights: Any, shared: Any, chunk: Any) -> Any:
         return sampler.sample.remote(weights.serial, weights.version, shared, chunk)
 
     def wait(self, tickets: Sequence[Any], seconds: float) -> Collection[Any]:
-        ended, _ = self.ray.wait([*tickets], num_returns=1, timeout=seconds)
-        return ended
+        with self._cluster_there():
+            ended, _ = self.ray.wait([*tickets], num_returns=1, timeout=seconds)
+            return ended
 
     def result(self, ticket: Any) -> Any:
         try:
@@ -107,7 +110,8 @@ class RayFleet:
         return found
 
     def end(self, sampler: Any) -> None:
-        self.ray.kill(sampler, no_restart=True)
+        with self._cluster_there():
+            self.ray.kill(sampler, no_restart=True)
 
     def room(self) -> str:
         """Say what the cluster has, in the middle of a sentence."""
@@ -119,6 +123,15 @@ class RayFleet:
     def close(self) -> None:
         with _signals_kept():
             self.held.close()
+
+    @contextmanager
+    def _cluster_there(self) -> Iterator[None]:
+        try:
+            yield
+        except self.ray.exceptions.RayError as error:
+            raise RunStopped(
+                f"The Ray cluster of launch.samplers no longer answers: {one_line(error)}."
+            ) from None
 
 
 def _why(error: Exception) -> str:

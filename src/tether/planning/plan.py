@@ -236,6 +236,9 @@ class Plan:
             costs = operations(d)
             lines += [(c.what, time_text(c.amount / rate), _operations(c)) for c in costs]
             seconds += sum(cost.amount for cost in costs) / rate
+            if launch.samplers:
+                apart, seconds = self._apart(costs[0].amount / rate, seconds)
+                return [*lines, *apart, ("in all", time_text(seconds), whence)]
             bound = memory_bandwidth(d, costs[0].amount / rate)
             if bound >= 1e9:
                 slow = f"bound by memory below {bound / 1e9:.0f} GB/s"
@@ -247,6 +250,22 @@ class Plan:
             lines.append(("sending", time_text(amount / rate), because))
             seconds += amount / rate
         return [*lines, ("in all", time_text(seconds), whence)] if lines else []
+
+    def _apart(self, sampling: float, together: float) -> tuple[list[Line], float]:
+        """Return what samplers apart and the trainer take of an iteration, and its seconds. Each
+        sampler is taken to be as fast as the trainer."""
+        samplers, lag = self.config.launch.samplers, self.config.rollout.lag
+        apart, training = sampling / samplers, together - sampling
+        overlapped = max(apart, training)
+        seconds = overlapped if lag else apart + training
+        how = f"rollout.lag = {lag} overlaps them"
+        if not lag:
+            how = f"in turn; with rollout.lag: 1 an iteration takes {time_text(overlapped)}"
+        lines = [
+            ("samplers apart", time_text(apart), f"{samplers}, idle {1 - apart / seconds:.0%}"),
+            ("trainer", time_text(training), f"idle {1 - training / seconds:.0%}; {how}"),
+        ]
+        return lines, seconds
 
     def _passes(self) -> str:
         if self.train_prompts is None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -230,6 +231,9 @@ class SamplerPool:
             self.changed.notify()
         if self.thread.is_alive():
             self.thread.join(WHILE_CLOSING_SECONDS)
+        for member in self.members:  # a cluster that goes on would keep them
+            with suppress(RunStopped):
+                self.fleet.end(member.sampler)
         self.fleet.close()
 
     def _run(self) -> None:
