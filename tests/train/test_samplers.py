@@ -17,6 +17,7 @@ from tether.config.load import validate_config
 from tether.dist.ray_samplers import refuse_no_room
 from tether.errors import UserError
 from tether.ppo.sampler_host import SamplerHost
+from tether.run.glossary import TIMINGS
 from tether.train import samplers
 
 
@@ -123,7 +124,9 @@ def test_a_run_says_who_sampled_what_with_which_weights(config, fleets):
 
 def test_timings_say_what_samplers_did(config, fleets):
     run = trained(config, launch__samplers=2, train__iterations=2)
+    names = [name for name in TIMINGS if name != "time/tools"]
     for line in read_jsonl(run / "timings.jsonl"):
+        assert [*line] == ["schema", "iteration", *names]
         assert line["samplers/ready"] >= 1
         assert line["samplers/chunks"] > 2
         assert 0 <= line["samplers/idle_share"] <= 1

@@ -98,6 +98,10 @@ def _init(ray: ModuleType, address: str, options: dict[str, Any]) -> None:
             f"Ray at launch.address {address} refused: {one_line(error)} (where it asks for a "
             f"token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)."
         ) from None
+    except Exception as error:
+        if type(error) is not Exception:  # as Ray says that a node was not there in 30 s
+            raise
+        raise UserError(f"Ray did not start: {one_line(error)}") from None
 
 
 @contextmanager

@@ -284,6 +284,10 @@ TIMINGS: dict[str, Entry] = {
         "seconds of all tool calls together (only with tools)",
         "Up to 16 run at the same time, so it may exceed `time/rollout`, which contains it.",
     ),
+    "throughput/tokens_per_second": Entry(
+        "response tokens per second: those of the iteration over `time/iteration`",
+        "The number by which to compare machines and settings.",
+    ),
     "samplers/ready": Entry(
         "samplers apart that are at work or wait for some (only with `launch.samplers`, as the "
         "four below)",
@@ -306,10 +310,6 @@ TIMINGS: dict[str, Entry] = {
         "share of the samplers' time since the iteration before in which they had nothing to do",
         "At lag 0 they wait for the updates. The trainer's own share is `time/rollout` over "
         "`time/iteration`.",
-    ),
-    "throughput/tokens_per_second": Entry(
-        "response tokens per second: those of the iteration over `time/iteration`",
-        "The number by which to compare machines and settings.",
     ),
 }
 
