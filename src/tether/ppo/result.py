@@ -150,10 +150,10 @@ class Outcome:
                 "tools/invalid_mean", Mean(calls_at_fault(self.rollout, "policy"), len(usable))
             )
             meter.record("tools/observed_tokens_mean", Mean(observed, len(usable)))
-        meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
         if config.rollout.lag:
             lag = self.iteration - sampling_version(self.iteration, config.rollout.lag)
             meter.record("rollout/lag", Last(lag))
+        meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
         if config.may_mismatch:
             record_mismatch(meter, self.rollout, e, config)
         if config.kl.needs_reference:
