@@ -128,23 +128,25 @@ def test_one_chunk_of_all_rows_is_the_batch_of_the_plain_sampler(model, started)
 
 
 def test_samplers_that_die_hang_or_come_late_change_no_bit(model, expected, started):
-    """Of each chunk the first sampler dies and the second hangs; a third one may do it."""
+    """Of each chunk the first sampler dies; of one the second hangs. Another comes late."""
     begun: dict[int, int] = {}
     late = threading.Event()
 
     def fault(number, chunk):
         begun[chunk.first] = begun.get(chunk.first, 0) + 1
         late.set()
-        return {1: "die", 2: "hang"}.get(begun[chunk.first])
+        hangs = begun[chunk.first] == 2 and chunk.first == 0
+        return "hang" if hangs else "die" if begun[chunk.first] == 1 else None
 
     fleet = Threads(Host, fault, lambda number: late.wait() if number == 1 else None)
-    samplers = started(fleet, timeout_seconds=0.3)
+    samplers = started(fleet, timeout_seconds=4.0, max_lost=20)
     samplers.sync(model, 0)
     assert_same(samplers.run(EPISODES, Draw(7, "token", 0), NUMBERS), expected)
     tally = samplers.take_tally()
-    assert set(begun.values()) == {3}
-    assert {c.lost for c in tally.chunks} == {2}
-    assert sum("no answer in 0.3 s" in e.message for e in tally.events) >= len(begun)
+    assert min(begun.values()) >= 2
+    assert begun[0] >= 3
+    assert min(c.lost for c in tally.chunks) >= 1
+    assert any("no answer in 4 s" in e.message for e in tally.events)
     assert sum("it died" in e.message for e in tally.events) >= len(begun)
     assert sorted(c.first_row for c in tally.chunks) == sorted(begun)
 

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -178,7 +178,7 @@ class Seat:
         if serial != self.serial:
             import ray
 
-            packed = ray.get(shared[0])
+            packed = cast(dict[str, Any], ray.get(shared[0]))
             self.host.load(version, {name: _unpack(*one) for name, one in packed.items()})
             self.serial = serial
         try:

@@ -127,8 +127,9 @@ def pending_state(batches: Mapping[int, Batch]) -> dict[str, Any]:
 
 
 def _read_rollout(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> Rollout:
+    given: dict[str, Any] = {name: tensors[name] for name in ROLLOUT}
     return Rollout(
-        **{name: tensors[name] for name in ROLLOUT},
+        **given,
         finish_reasons=tuple(rest["finish_reasons"]),
         calls=tuple(tuple(Call(**call) for call in calls) for calls in rest["calls"]),
     )

@@ -285,13 +285,15 @@ class SamplerPool:
 
     def _collect(self, member: Member) -> None:
         """Take what a sampler has brought: itself, a chunk, an error, or nothing any more."""
+        found: Any = None
+        error: Exception | None = None
         try:
-            found, error = self.fleet.result(member.ticket), None
+            found = self.fleet.result(member.ticket)
         except SamplerLost as lost:
             self._lose(member, one_line(lost))
             return
         except Exception as raised:
-            found, error = None, raised
+            error = raised
         with self.changed:
             work, member.work = member.work, None
             if work is None:
