@@ -97,6 +97,7 @@ RUNS = {
     "curriculum": {"data__curriculum": {"by": "staleness"}},
     "shared trunk": {"critic": {"shared_trunk": True}},
     "corrected": {"rollout__correction": {"kind": "sequence"}},
+    "lag": {"rollout__lag": 1},
     "tools": {
         "rollout__tools": ["calculator"],
         "rollout__max_response_tokens": 40,
@@ -121,7 +122,7 @@ def test_the_glossary_names_exactly_what_runs_write(tiny_config, tmp_path):
     shared = {"actor/shared_tokens", "critic/shared_tokens"}
     assert everything == {*KEYS, *METRICS} - shared
     # In the order of the glossary, where there is but one: trpo and joint updates work otherwise.
-    for name in ("clip", "penalty", "grpo", "warm-up", "corrected", "tools", "parts"):
+    for name in ("clip", "penalty", "grpo", "warm-up", "corrected", "lag", "tools", "parts"):
         for keys in written[name]:
             assert keys == [key for key in [*KEYS, *METRICS] if key in keys]
     assert not any(key.startswith("actor/") for key in written["warm-up"][0])
@@ -133,8 +134,10 @@ SOMETIMES = ("time/tools", "time/collectives", "throughput/mfu")
 
 def test_the_glossary_names_exactly_the_timings_and_evaluations_of_a_run(tiny_config):
     run = tether.train(tiny_config).run
+    # Those of samplers apart are in tests/train/test_samplers.py.
+    usual = [n for n in TIMINGS if n not in SOMETIMES and not n.startswith("samplers/")]
     for timings in lines(run, "timings.jsonl"):
-        assert list(timings) == [*KEYS, *(name for name in TIMINGS if name not in SOMETIMES)]
+        assert list(timings) == [*KEYS, *usual]
     named = {part for name in EVALS for part in name.split(", ")}
     for evaluation in lines(run, "evals.jsonl"):
         assert set(leaves(evaluation)) == {"schema", *named}

@@ -31,6 +31,10 @@ class OthersLost(RunStopped):
     """Other processes of the run no longer answer; each that is left says so for itself."""
 
 
+class SamplerLost(Exception):
+    """A sampler apart has died, or was given up."""
+
+
 def one_line(error: BaseException) -> str:
     """Return what an exception says, short enough to stand inside a sentence."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from helpers import changed, read_jsonl
 
+from dist.leftovers import descendants, wait_until_gone
 from dist.processes import free_port
 from tether import api
 from tether.dist import ray_launch
@@ -197,34 +198,3 @@ def wait_for_iterations(run: Path, number: int) -> None:
     while not metrics.exists() or len(read_jsonl(metrics)) < number:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def descendants(pid: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(fields[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found[1:]
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, [
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in alive
-        ]
-        time.sleep(0.1)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"

@@ -141,6 +141,23 @@ def test_operations_are_two_a_parameter_and_token_forward_and_six_with_backward(
     assert total == f"{1000 * (seconds + sending):.2g} ms"
 
 
+@pytest.mark.parametrize(("lag", "total"), [(0, "sum"), (1, "max"), (3, "max")])
+def test_samplers_apart_take_turns_with_the_trainer_or_overlap_with_it(planned, lag, total):
+    pytest.importorskip("ray", reason="Ray is an extra; `make test` installs it")
+    plan = planned(launch={"samplers": 2, "teraflops": 3e-6}, rollout__lag=lag)
+    tokens = 12 * 17
+    apart = 2 * ACTOR * (6 * 9 + 12 * 8) / 2 / 3e6
+    training = (2 * (2 * ACTOR + CRITIC) + 6 * (ACTOR + CRITIC) * 2) * tokens / 3e6
+    seconds = apart + training if total == "sum" else max(apart, training)
+    lines = {line[0]: line[1:] for line in plan.time_lines()}
+    assert lines["samplers apart"] == (f"{apart:.1f} s", f"2, idle {1 - apart / seconds:.0%}")
+    assert lines["trainer"][0] == f"{training:.1f} s"
+    assert lines["trainer"][1].startswith(f"idle {1 - training / seconds:.0%}; ")
+    assert lines["in all"][0] == f"{seconds:.1f} s"
+    hidden = f"with rollout.lag: 1 an iteration takes {max(apart, training):.1f} s"
+    assert (hidden in lines["trainer"][1]) == (lag == 0)
+
+
 def test_a_shared_prompt_is_counted_once_where_its_rows_are_together(planned):
     """32 prompts of 9 tokens, 4 responses of 8 each: 41 tokens per prompt instead of 4 x 17."""
     rollout = {"prompts": 32, "samples_per_prompt": 4, "max_response_tokens": 8}

@@ -218,6 +218,8 @@ class UpdateSection(Section):
     beside_the_loss: ClassVar[tuple[str, ...]] = ()
     # One natural-gradient step on all rows, of the surrogate alone, in place of minibatches.
     natural_gradient: ClassVar[bool] = False
+    # Whether the loss weighs a token by what became of its probability since the old policy.
+    has_ratio: ClassVar[bool] = True
 
     @property
     def formula(self) -> str:
@@ -330,6 +332,8 @@ class CpiUpdate(UpdateSection):
 
 class ReinforceUpdate(UpdateSection):
     """The plain policy gradient, advantage x log-prob."""
+
+    has_ratio = False
 
     kind: Literal["reinforce"]
     """no ratio, no trust region: meant for one epoch"""

@@ -32,6 +32,8 @@ from tether.config.run import (
     TrainSection,
 )
 
+SAMPLER_CHUNK_TOKENS = 4096  # of a chunk that samplers apart are handed, by default
+
 
 class Config(RunConfig):
     """One run. Sections are in the order in which data flows through them."""
@@ -113,11 +115,18 @@ class Config(RunConfig):
             f"{self.paper_aggregation}; leave the field out"
         ]
 
+    @property
+    def chunk_tokens(self) -> int | None:
+        """Return the tokens of the rows that are sampled together; None: all of a batch."""
+        usual = SAMPLER_CHUNK_TOKENS if self.launch.samplers else None
+        return self.rollout.chunk_tokens or usual
+
     @cached_property
     def correction(self) -> CorrectionSection:
         """Return the rollout correction; by default one for samplers that differ from the trainer.
 
-        Another engine does, and so does every sampler in bfloat16, by its rounding.
+        Another engine does, and so does every sampler in bfloat16, by its rounding, and one that is
+        `rollout.lag` iterations behind.
         """
         usual = CorrectionSection(kind="token" if self._sampler_differs else "none")
         return usual if self.rollout.correction is None else self.rollout.correction
@@ -135,7 +144,8 @@ class Config(RunConfig):
 
     @property
     def _sampler_differs(self) -> bool:
-        return self.rollout.sampler != "local" or self.model.compute == "bfloat16"
+        rollout = self.rollout
+        return rollout.sampler != "local" or rollout.lag > 0 or self.model.compute == "bfloat16"
 
     @cached_property
     def critic_lr(self) -> float:
@@ -414,6 +424,8 @@ class Config(RunConfig):
     def _reused_log_probs_are_the_trainers(self) -> Config:
         if self.rollout.reuse_log_probs and self.may_mismatch:
             what = "rollout.correction"
+            if self.rollout.lag:
+                what = f"rollout.lag = {self.rollout.lag}"
             if self.model.compute == "bfloat16":
                 what = "model.compute bfloat16"
             if self.rollout.sampler == "vllm":
@@ -422,6 +434,50 @@ class Config(RunConfig):
                 f"rollout.reuse_log_probs does not go with {what}, which needs the trainer's own "
                 f"log-probs beside the sampler's; leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_may_wait(self) -> Config:
+        """Refuse, with `rollout.lag`, what needs rows of the newest weights."""
+        rollout, update = self.rollout, self.actor.update
+        refused = {
+            "rollout.dynamic_sampling": rollout.dynamic_sampling is not None,
+            "data.curriculum": self.data.curriculum is not None,
+            "rollout.environment": rollout.environment is not None,
+            f"actor.update.kind {update.kind}": update.natural_gradient,
+            "several launch.num_workers": (self.launch.num_workers or 1) > 1,
+        }
+        for field, is_set in refused.items():
+            if rollout.lag and is_set:
+                raise ValueError(
+                    f"{field} does not go with rollout.lag = {rollout.lag}; leave it out, or write "
+                    f"rollout.lag: 0"
+                )
+        if rollout.lag and self.correction.kind == "none" and not update.has_ratio:
+            raise ValueError(
+                f"actor.update.kind {update.kind} has no ratio, so with rollout.lag = "
+                f"{rollout.lag} and rollout.correction.kind none it takes rows of older weights "
+                f"for its own; write rollout.correction.kind: token, or another update"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _samplers_may_be_apart(self) -> Config:
+        launch, rollout = self.launch, self.rollout
+        refused = {
+            "launch.kind ray": launch.kind == "ray",
+            "several launch.num_workers": (launch.num_workers or 1) > 1,
+            "rollout.sampler vllm": rollout.sampler == "vllm",
+            "rollout.environment": rollout.environment is not None,
+        }
+        for field, is_set in refused.items():
+            if launch.samplers and is_set:
+                raise ValueError(
+                    f"{field} does not go with launch.samplers = {launch.samplers}, which serve "
+                    f"one local training process with the local sampler and tools; leave one out"
+                )
+        if rollout.chunk_tokens is not None and rollout.sampler == "vllm":
+            raise ValueError("rollout.chunk_tokens is of the local sampler; leave it out for vllm")
         return self
 
     @model_validator(mode="after")

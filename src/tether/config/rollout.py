@@ -227,8 +227,14 @@ class RolloutSection(Section):
     """tokens that the local sampler's key-value cache holds; rows that do not fit wait"""
     vllm: VllmSection = VllmSection()
     """settings of vLLM"""
+    lag: Annotated[int, Field(ge=0, le=64)] = 0
+    """k: iteration i trains on rows sampled with the weights after max(0, i - k) iterations"""
+    chunk_tokens: PositiveInt | None = None
+    """rows are sampled in chunks of so many tokens; null: all together, or 4096 with samplers"""
+    sampler_threads: PositiveInt | None = None
+    """CPU threads of each of launch.samplers; the same number gives the same bits; null: threads"""
     correction: CorrectionSection | None = None
-    """importance weights; default: token, cap 2, for vllm and model.compute bfloat16, else none"""
+    """importance weights; default: token, cap 2, for lag, vllm and bfloat16 compute, else none"""
     reuse_log_probs: bool = False
     """use the sampler's log-probs as the old ones and save a pass; ratios start at 1 ± 1e-4"""
     tools: list[AnyTool] = []

@@ -397,8 +397,12 @@ class LaunchSection(Section):
     """a full copy on every process, or sharded over them by FSDP2"""
     tensor_parallel: PositiveInt = 1
     """processes that share the layers of one copy of a model"""
+    samplers: NonNegativeInt = 0
+    """samplers apart from training, placed by Ray; they overlap with it by rollout.lag; 0 = none"""
+    sampler_resources: dict[str, PositiveFloat] = {"CPU": 1.0}
+    """what Ray sets aside for each of them: CPU, GPU, or names of a cluster's own"""
     timeout_seconds: PositiveFloat = 600.0
-    """the run ends if a process keeps the others waiting for longer; the error names it"""
+    """the run ends if a process keeps the others waiting for longer; a sampler is replaced"""
     start_timeout_seconds: PositiveFloat = 600.0
     """the same until all processes, or workers of Ray, have started"""
     reward_timeout_seconds: PositiveFloat = 3600.0

@@ -5,7 +5,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -51,14 +51,19 @@ def import_ray() -> ModuleType:
 
 
 @contextmanager
-def connected(address: str | None, workers: int) -> Iterator[ModuleType]:
-    """Connect to the cluster at that address, or start one here that ends with the run."""
+def connected(
+    address: str | None, workers: int, local: Mapping[str, Any] | None = None
+) -> Iterator[ModuleType]:
+    """Connect to the cluster at that address, or start one here that ends with the run.
+
+    `local` are further settings of one that is started here.
+    """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {}
     if address == "local":
         _refuse_more_than_cores(workers)
         _lock()
-        options |= {"num_cpus": cores(), "include_dashboard": False}
+        options |= {"num_cpus": cores(), "include_dashboard": False, **(local or {})}
     else:
         _refuse_silent(address)
     ray = import_ray()
@@ -93,6 +98,10 @@ def _init(ray: ModuleType, address: str, options: dict[str, Any]) -> None:
             f"Ray at launch.address {address} refused: {one_line(error)} (where it asks for a "
             f"token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)."
         ) from None
+    except Exception as error:
+        if type(error) is not Exception:  # as Ray says that a node was not there in 30 s
+            raise
+        raise UserError(f"Ray did not start: {one_line(error)}") from None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -221,8 +221,8 @@ def _work(job: dict[str, Any]) -> None:
     mailbox = open_mailbox(job["mailbox"])
     mailbox.arrive()
     try:
-        _refuse_other_versions(job["versions"])
-        _enter(job["folder"])
+        refuse_other_versions(f"Worker {launched_rank()}", job["versions"])
+        enter_folder(job["folder"])
         result, error = job["work"](mailbox), None
     except OthersLost:
         raise
@@ -238,7 +238,8 @@ def versions() -> dict[str, str]:
     return {"Python": python, "tether": __version__, **found}
 
 
-def _refuse_other_versions(expected: dict[str, str]) -> None:
+def refuse_other_versions(who: str, expected: Mapping[str, str]) -> None:
+    """Refuse to work with other versions than the command has."""
     here = versions()
     other = [name for name in expected if here[name] != expected[name]]
     if other:
@@ -246,12 +247,12 @@ def _refuse_other_versions(expected: dict[str, str]) -> None:
             ", ".join(f"{name} {side[name]}" for name in other) for side in (here, expected)
         )
         raise UserError(
-            f"Worker {launched_rank()} on {socket.gethostname()} has {found}, where the command "
+            f"{who} on {socket.gethostname()} has {found}, where the command "
             f"that started it has {wanted}; install the same on every machine."
         )
 
 
-def _enter(folder: str) -> None:
+def enter_folder(folder: str) -> None:
     """Change to the folder where the command was typed: paths in a config start there."""
     try:
         os.chdir(folder)
@@ -270,7 +271,8 @@ def _wants_gpu(ray: ModuleType, device: str, workers: int) -> bool:
     if 0 < gpus < workers:
         raise UserError(
             f"device is auto, and the Ray cluster has {gpus:g} GPUs for launch.num_workers = "
-            f"{workers}: write --device cuda to wait for the others (launch.timeout_seconds), "
-            f"--device cpu to use none, or --launch.num_workers {gpus:g}."
+            f"{workers}: write --device cuda to wait for the others "
+            f"(launch.start_timeout_seconds), --device cpu to use none, or --launch.num_workers "
+            f"{gpus:g}."
         )
     return gpus >= workers

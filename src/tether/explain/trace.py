@@ -200,6 +200,7 @@ def one_prompt_config(config: Config, data: str) -> Config:
             "rollout.samples_per_prompt": rows,
             "rollout.sampler": "local",  # its log-probs are the trainer's: nothing to correct
             "rollout.correction.kind": "none",
+            "rollout.lag": 0,
             "reward.max_failed_share": 1.0,  # a row without a score is an error below
             "advantage.whiten": False,
             "actor.epochs": 1,

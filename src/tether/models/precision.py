@@ -193,6 +193,18 @@ class WideLayerNorm(nn.LayerNorm):
         return layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
 
 
+def names_read_rounded(model: nn.Module) -> set[str]:
+    """Return the names of the weights that nothing but products in bfloat16 reads: rounded to it
+    beforehand, they give the same numbers."""
+    coarse: set[int] = set()
+    exact: set[int] = set()
+    for module in model.modules():
+        own = coarse if isinstance(module, Bfloat16Linear | Bfloat16Conv1D) else exact
+        own.update(id(weight) for weight in module.parameters(recurse=False))
+    only = coarse - exact
+    return {name for name, weight in model.named_parameters() if id(weight) in only}
+
+
 def _attention_layers(trunk: nn.Module) -> set[nn.Module]:
     """Return what makes queries, keys and values: all of attention but its last layer."""
     parts = [m for m in trunk.modules() if "Attention" in type(m).__name__]

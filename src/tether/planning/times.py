@@ -43,8 +43,30 @@ def time_lines(d: Demand, machine: Machine | None) -> list[Line]:
         because = f"{byte_text(amount)} at {rates.link / 1e9:.4g} GB/s"
         times.append(("sending", amount / rates.link, because))
     lines = [(what, time_text(seconds), because) for what, seconds, because in times]
-    total = time_text(sum(seconds for _, seconds, _ in times))
-    return [*lines, ("in all", total, rates.whence)] if lines else []
+    total = sum(seconds for _, seconds, _ in times)
+    if rates.teraflops is not None and d.config.launch.samplers:
+        apart, total = _apart(d.config, times[0][1], total)
+        lines += apart
+    return [*lines, ("in all", time_text(total), rates.whence)] if lines else []
+
+
+def _apart(config: Config, sampling: float, together: float) -> tuple[list[Line], float]:
+    """Return what samplers apart and the trainer take of an iteration, and its seconds.
+
+    Each sampler is taken to be as fast as the trainer.
+    """
+    samplers, lag = config.launch.samplers, config.rollout.lag
+    apart, training = sampling / samplers, together - sampling
+    overlapped = max(apart, training)
+    seconds = overlapped if lag else apart + training
+    how = f"rollout.lag = {lag} overlaps them"
+    if not lag:
+        how = f"in turn; with rollout.lag: 1 an iteration takes {time_text(overlapped)}"
+    lines = [
+        ("samplers apart", time_text(apart), f"{samplers}, idle {1 - apart / seconds:.0%}"),
+        ("trainer", time_text(training), f"idle {1 - training / seconds:.0%}; {how}"),
+    ]
+    return lines, seconds
 
 
 def rates_of(config: Config, machine: Machine | None) -> Rates:

@@ -18,6 +18,7 @@ from tether.algo.masked import masked_moments, whiten
 from tether.config import Config
 from tether.data.batching import join
 from tether.dist.interrupt import Interrupt
+from tether.ppo.ahead import Ahead
 from tether.ppo.experience import (
     drop_non_finite_rows,
     old_log_probs_and_values,
@@ -48,8 +49,11 @@ def run_iteration(
     roles: Roles,
     config: Config,
     interrupt: Interrupt | None = None,
+    ahead: Ahead | None = None,
 ) -> Outcome:
     """Sample a batch of responses, score them, and update critic and actor on them.
+
+    With `ahead` the batch is one that was sampled some iterations ago (`rollout.lag`).
 
     Shapes: rows x response, but for scores and final values, which are one number per row.
     """
@@ -57,7 +61,10 @@ def run_iteration(
 
     # Rollout: the actor samples a response to each prompt, as it was after the last iteration.
     # Scores: one number per response. A row that could not be scored is masked from here on.
-    batch = sample_batch(iteration, controls, roles, config, clock)
+    if ahead is None:
+        batch = sample_batch(iteration, controls, roles, config, clock)
+    else:
+        batch = ahead.take(iteration, roles, config, clock)
     greedy_scores = score_greedy(batch.prompts, roles, config, iteration)
     clock.lap("reward")
 

@@ -37,6 +37,14 @@ class Controls:
         return update
 
 
+def sampling_version(iteration: int, lag: int) -> int:
+    """Return the version of the weights that sample an iteration's rows: `rollout.lag` behind.
+
+    Version n is the weights after n iterations.
+    """
+    return max(0, iteration - lag)
+
+
 def first_controls(config: Config) -> Controls:
     """Return the coefficients of the first iteration."""
     update = config.actor.update
@@ -142,6 +150,9 @@ class Outcome:
                 "tools/invalid_mean", Mean(calls_at_fault(self.rollout, "policy"), len(usable))
             )
             meter.record("tools/observed_tokens_mean", Mean(observed, len(usable)))
+        if config.rollout.lag:
+            lag = self.iteration - sampling_version(self.iteration, config.rollout.lag)
+            meter.record("rollout/lag", Last(lag))
         meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
         if config.may_mismatch:
             record_mismatch(meter, self.rollout, e, config)

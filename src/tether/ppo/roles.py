@@ -77,6 +77,7 @@ from tether.rewards.scorers import (
 )
 from tether.rewards.servers import HttpScorer, JudgeScorer
 from tether.rewards.workers import ChildScorer
+from tether.rollout.chunks import ChunkedSampler
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import DistributedSampler, Draw, Episode, Episodes, Sampler
@@ -203,7 +204,9 @@ def build_sampler(config: Config, vocabulary: Vocabulary) -> Sampler:
     rollout = config.rollout
     limits = vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature
     if rollout.sampler == "local":
-        return LocalSampler(*limits, rollout.cache_tokens)
+        sampler = LocalSampler(*limits, rollout.cache_tokens)
+        tokens, most_new = config.chunk_tokens, rollout.max_response_tokens
+        return sampler if tokens is None else ChunkedSampler(sampler, most_new, tokens)
     return EngineSampler(build_vllm(config, vocabulary), *limits)
 
 

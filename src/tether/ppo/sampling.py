@@ -17,7 +17,7 @@ from tether.ppo.result import Clock, Controls, DroppedGroups, refuse_failing_too
 from tether.ppo.roles import Roles
 from tether.ppo.scoring import score_rollout, shape_overlong
 from tether.rollout.environments.episodes import told_prompts
-from tether.rollout.sampler import Draw
+from tether.rollout.sampler import Draw, Sampling, begin
 from tether.run.metrics import Event, Mean
 from tether.types import Prompts, Rollout, Scores
 
@@ -32,6 +32,15 @@ class Batch:
     events: list[Event]
     dropped: DroppedGroups | None = None  # by dynamic sampling; None where there is none
     drawn: list[int] | None = None  # by the curriculum: which training prompts; None without one
+
+
+@dataclass(frozen=True)
+class Asked:
+    """All responses to an iteration's prompts, which are being sampled or wait to be scored."""
+
+    iteration: int
+    prompts: Prompts
+    sampling: Sampling
 
 
 def sample_batch(
@@ -49,8 +58,7 @@ def sample_batch(
         batch = _round(iteration, prompts, "token", roles, config, clock)
         batch = replace(batch, drawn=drawn)
     else:
-        prompts = _window(iteration * count, count, roles, config)
-        batch = _round(iteration, prompts, "token", roles, config, clock)
+        return score_batch(ask_batch(iteration, roles, config), roles, config, clock)
     return replace(batch, scores=shape_overlong(batch.scores, batch.rollout, config))
 
 
@@ -63,15 +71,39 @@ def _round(
     iteration: int, prompts: Prompts, purpose: str, roles: Roles, config: Config, clock: Clock
 ) -> Batch:
     """Sample and score all responses to each prompt."""
+    asked = _ask(iteration, prompts, purpose, roles, config)
+    return _score(asked, roles, config, clock)
+
+
+def _ask(iteration: int, prompts: Prompts, purpose: str, roles: Roles, config: Config) -> Asked:
     prompts = prompts.repeat(config.rollout.samples_per_prompt)
     episodes = roles.episodes(prompts)
     prompts = told_prompts(prompts, episodes)
-    rollout = roles.sampler.run(episodes, Draw(config.seed, purpose, iteration))
+    choice = Draw(config.seed, purpose, iteration)
+    return Asked(iteration, prompts, begin(roles.sampler, episodes, choice))
+
+
+def _score(asked: Asked, roles: Roles, config: Config, clock: Clock) -> Batch:
+    rollout = asked.sampling.result()
     refuse_failing_tools(rollout, config)
     clock.lap("rollout")
-    scores, events = score_rollout(prompts, rollout, roles, config, iteration)
+    scores, events = score_rollout(asked.prompts, rollout, roles, config, asked.iteration)
     clock.lap("reward")
-    return Batch(prompts, rollout, scores, events)
+    return Batch(asked.prompts, rollout, scores, events)
+
+
+def ask_batch(iteration: int, roles: Roles, config: Config) -> Asked:
+    """Begin to sample the rows of an iteration with the weights that the sampler was given last.
+    Prompts follow in the data's order."""
+    count = config.rollout.prompts
+    prompts = _window(iteration * count, count, roles, config)
+    return _ask(iteration, prompts, "token", roles, config)
+
+
+def score_batch(asked: Asked, roles: Roles, config: Config, clock: Clock) -> Batch:
+    """Wait for rows that were asked for, and score them."""
+    batch = _score(asked, roles, config, clock)
+    return replace(batch, scores=shape_overlong(batch.scores, batch.rollout, config))
 
 
 def _refill(iteration: int, start: int, roles: Roles, config: Config, clock: Clock) -> Batch:

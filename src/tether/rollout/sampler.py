@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
+import torch
 from transformers import PreTrainedModel
 
 from tether.data.batching import concat_rollouts, own_rows
@@ -112,6 +113,46 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
+class Sampling(Protocol):
+    """Rows that are being sampled."""
+
+    def result(self) -> Rollout:
+        """Wait for the rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Rows that were sampled at once."""
+
+    rollout: Rollout
+
+    def result(self) -> Rollout:
+        return self.rollout
+
+
+@runtime_checkable
+class SamplerApart(Sampler, Protocol):
+    """A sampler that works beside its caller."""
+
+    def begin(
+        self,
+        episodes: Sequence[Episode],
+        choice: Draw | Greedy,
+        numbers: Sequence[int] | None = None,
+    ) -> Sampling:
+        """Begin to run every episode, with the weights of the last `sync`."""
+        ...
+
+
+def begin(sampler: Sampler, episodes: Sequence[Episode], choice: Draw | Greedy) -> Sampling:
+    """Begin to run every episode; a sampler that does not work beside its caller ends it first."""
+    if isinstance(sampler, SamplerApart):
+        return sampler.begin(episodes, choice)
+    return Sampled(sampler.run(episodes, choice))
+
+
 class DistributedSampler:
     """Samples a share of the rows on each process; all of them get the whole rollout, in order."""
 
@@ -139,3 +180,25 @@ class DistributedSampler:
         own, keys = episodes[mine.start : mine.stop], numbers[mine.start : mine.stop]
         parts = gather_results(lambda: self.sampler.run(own, choice, keys) if own else None)
         return concat_rollouts([part for part in parts if part is not None]).to(self.device)
+
+    def begin(
+        self,
+        episodes: Sequence[Episode],
+        choice: Draw | Greedy,
+        numbers: Sequence[int] | None = None,
+    ) -> Sampling:
+        """Begin to run the episodes, where the sampler works beside this process."""
+        if not isinstance(self.sampler, SamplerApart):
+            return Sampled(self.run(episodes, choice, numbers))
+        return _Moved(self.sampler.begin(episodes, choice, numbers), self.device)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """Rows that are being sampled, and will go to a device."""
+
+    sampling: Sampling
+    device: torch.device
+
+    def result(self) -> Rollout:
+        return self.sampling.result().to(self.device)

@@ -16,6 +16,7 @@ RECIPE = "recipe.yaml"  # of a run of several stages, each a run in a folder of 
 FINGERPRINT = "fingerprint.json"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
+SAMPLERS = "samplers.jsonl"
 EVALS = "evals.jsonl"
 RESPONSES = "evals"  # a folder: what was said in each of them
 EVENTS = "events.jsonl"

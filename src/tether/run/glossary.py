@@ -50,6 +50,12 @@ METRICS: dict[str, Entry] = {
         "tokens per response that the policy read and did not write (only with tools)",
         "They count towards `rollout.max_response_tokens`, and in no loss.",
     ),
+    "rollout/lag": Entry(
+        "iterations between the weights that sampled the rows and those that learn from them (only "
+        "with `rollout.lag`)",
+        "`rollout.lag` from iteration `rollout.lag` on, and 0, 1, 2 … before. Of every row the "
+        "same.",
+    ),
     "rollout/log_prob_diff_max": Entry(
         "largest gap between the sampler's log-prob of a token and the training forward's",
         "Rounding only: below 1e-4 in float32, a few tenths in bfloat16. More means that sampler "
@@ -57,8 +63,9 @@ METRICS: dict[str, Entry] = {
     ),
     "rollout/log_prob_diff_mean": Entry(
         "mean per token of |log pi_old - log pi_rollout| (only with another engine as the sampler, "
-        "with `model.compute: bfloat16`, or with `rollout.correction`)",
-        "Rounding: about 1e-7 in float32, 1e-3 to 3e-2 in bfloat16. A jump: the engine has not "
+        "with `model.compute: bfloat16`, `rollout.lag` or `rollout.correction`)",
+        "Rounding: about 1e-7 in float32, 1e-3 to 3e-2 in bfloat16; with `rollout.lag` also what "
+        "the weights have learnt since. A jump: the engine has not "
         "taken the newest weights.",
     ),
     "rollout/mismatch_kl": Entry(
@@ -302,6 +309,29 @@ TIMINGS: dict[str, Entry] = {
         "the processes (only with several)",
         "Large beside `time/iteration`: one of them has more to do. What FSDP gathers, and NCCL "
         "beside the host, is not in it.",
+    ),
+    "samplers/ready": Entry(
+        "samplers apart that are at work or wait for some (only with `launch.samplers`, as the "
+        "four below)",
+        "Fewer than `launch.samplers`: the cluster has no room for more, or some have just been "
+        "lost. The others do their rows.",
+    ),
+    "samplers/chunks": Entry(
+        "chunks of rows that samplers have brought since the iteration before",
+        "With `rollout.lag` also such of later iterations; `samplers.jsonl` has each of them.",
+    ),
+    "samplers/queued": Entry(
+        "chunks that wait for a sampler when the iteration ends",
+        "0 with idle samplers: training is the slower side. Many: sampling is.",
+    ),
+    "samplers/lost": Entry(
+        "samplers that died or were given up since the iteration before",
+        "Their rows were sampled again, to the same bits; `events.jsonl` says why.",
+    ),
+    "samplers/idle_share": Entry(
+        "share of the samplers' time since the iteration before in which they had nothing to do",
+        "At lag 0 they wait for the updates. The trainer's own share is `time/rollout` over "
+        "`time/iteration`.",
     ),
 }
 

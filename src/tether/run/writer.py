@@ -24,6 +24,7 @@ from tether.run.directory import (
     PROMPTS,
     RESPONSES,
     ROLLOUTS,
+    SAMPLERS,
     SCHEMA,
     TIMINGS,
 )
@@ -79,6 +80,12 @@ class RunWriter:
     ) -> None:
         self._append(METRICS, {"iteration": iteration, **metrics})
         self._append(TIMINGS, {"iteration": iteration, **timings})
+
+    def samplers(self, iteration: int, record: Mapping[str, Any]) -> None:
+        """Write what samplers apart from training did in an iteration."""
+        if SAMPLERS not in self.files:
+            self.files[SAMPLERS] = self._open(SAMPLERS)
+        self._append(SAMPLERS, {"iteration": iteration, **record})
 
     def evaluation(
         self, record: Mapping[str, Any], responses: Sequence[Mapping[str, Any]] = ()
@@ -173,6 +180,8 @@ class NoWriter:
         self, iteration: int, metrics: Mapping[str, float], timings: Mapping[str, float]
     ) -> None: ...
 
+    def samplers(self, iteration: int, record: Mapping[str, Any]) -> None: ...
+
     def evaluation(
         self, record: Mapping[str, Any], responses: Sequence[Mapping[str, Any]] = ()
     ) -> None: ...
@@ -215,6 +224,7 @@ def cut_back(run: Path, iterations_done: int) -> None:
     ends = {
         METRICS: iterations_done,
         TIMINGS: iterations_done,
+        SAMPLERS: iterations_done,
         PROMPTS: iterations_done,
         EVALS: iterations_done + 1,  # made with the weights after that many iterations
         EVENTS: None,

@@ -7,6 +7,7 @@ checkpoints/000050/critic.safetensors           what learns: all of it, or adapt
 checkpoints/000050/reference.safetensors        only where the reference is refreshed
 checkpoints/000050/actor_optimizer.safetensors
 checkpoints/000050/critic_optimizer.safetensors
+checkpoints/000050/pending.safetensors          rows that wait to be trained on (rollout.lag)
 checkpoints/000050/state.json
 
 Those are PPO's. SFT has actor/, actor_optimizer and state.json, a reward model reward/,
@@ -76,6 +77,7 @@ REFERENCE = "reference.safetensors"
 ACTOR_OPTIMIZER = "actor_optimizer.safetensors"
 CRITIC_OPTIMIZER = "critic_optimizer.safetensors"
 CURRICULUM = "curriculum.safetensors"
+PENDING = "pending.safetensors"
 
 
 @dataclass(frozen=True)

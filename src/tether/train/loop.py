@@ -115,6 +115,8 @@ class Loop(Generic[E]):
                 iterated.prompts_rows,
             )
         writer.iteration(record.iteration, record.metrics, record.timings)
+        if iterated.samplers is not None:
+            writer.samplers(record.iteration, iterated.samplers)
         writer.events(record.iteration, record.events)
         self._warn([*iterated.notices, *self.trackers.ended()])
         self.watch.iterated(record)

@@ -1,6 +1,7 @@
 """PPO as a training that the session starts and the loop drives."""
 
 import datetime
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,10 +18,12 @@ from tether.data.prompts import OnProgress
 from tether.dist.collectives import seconds_in_collectives
 from tether.dist.interrupt import Interrupt
 from tether.dist.world import world
+from tether.errors import UserError
 from tether.models.locate import find_model
 from tether.models.policy import Policy
 from tether.models.weights import trainable_parameters
 from tether.planning.plan import make_plan
+from tether.ppo.ahead import Ahead, pending_state, pending_tensors
 from tether.ppo.evaluate import Evaluation, evaluate, read_evaluations
 from tether.ppo.iteration import run_iteration
 from tether.ppo.optimizer import schedule_factor, warmup_factor
@@ -32,6 +35,7 @@ from tether.ppo.rollout_log import rollout_rows
 from tether.ppo.scoring import NUM_TRIED, Trial, response_text, try_reward
 from tether.ppo.selfcheck import check_start
 from tether.rewards.functions import Reward, learned_model, parts_of
+from tether.rollout.apart import SamplersApart
 from tether.run.directory import EVALS, REWARD_LOG, VERDICTS
 from tether.run.metrics import Event
 from tether.run.reader import read_lines
@@ -42,6 +46,7 @@ from tether.train.checkpoint import (
     CRITIC,
     CRITIC_OPTIMIZER,
     CURRICULUM,
+    PENDING,
     REFERENCE,
     learnt_file,
     load_roles,
@@ -52,6 +57,7 @@ from tether.train.checkpoint import (
 from tether.train.checkpoint_files import read_tensors
 from tether.train.fingerprint import changed_row_ids, model_files, prompts_digest
 from tether.train.notices import NoiseNotice
+from tether.train.samplers import set_samplers_apart
 from tether.train.throughput import operator_timings
 from tether.train.training import Contents, Evaluated, Iterated, Result, SavedModel, is_due
 from tether.train.watch import IterationRecord, Sample, Watcher
@@ -100,11 +106,16 @@ class PPOJob:
 
     def build(self, reading: OnProgress | None) -> "PPOTraining":
         roles = build_roles(self.config, self.reward, reading)
+        samplers = None
         try:
             config = with_date(self.config, roles.day)
-            return PPOTraining(config, roles, self.python_reward)
+            if config.launch.samplers:
+                roles, samplers = set_samplers_apart(roles, config)
+            return PPOTraining(config, roles, self.python_reward, samplers)
         except BaseException:
             roles.reward.close()
+            if samplers is not None:
+                samplers.close()
             raise
 
     def start_on_ray(
@@ -164,12 +175,25 @@ def ppo_input_files(config: Config) -> Iterator[tuple[str, dict[str, Path]]]:
 class PPOTraining:
     """The four roles, and the coefficients that controllers move from iteration to iteration."""
 
-    def __init__(self, config: Config, roles: Roles, python_reward: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        roles: Roles,
+        python_reward: bool = False,
+        samplers: SamplersApart | None = None,
+    ) -> None:
         self.config, self.roles, self.python_reward = config, roles, python_reward
+        self.samplers = samplers  # apart, by `launch.samplers`
         curriculum = begin_curriculum(config, len(roles.train_prompts))
         self.controls = replace(first_controls(config), curriculum=curriculum)
         self.pretrained: Pretrained | None = None  # where critic.pretrain asks for it
         self.noise = NoiseNotice()
+        self.ahead = Ahead() if config.rollout.lag else None
+        if self.ahead is not None and world().size > 1:
+            raise UserError(
+                f"rollout.lag = {config.rollout.lag} needs one training process, and "
+                f"{world().size} were started; start one, or write rollout.lag: 0."
+            )
         self.plan = make_plan(config, roles)
         self.probe = None if config.train.probe is None else read_probe(config.train.probe)
 
@@ -251,9 +275,11 @@ class PPOTraining:
         if iteration == 0 and pretrain is not None and self.pretrained is None:
             self.pretrained = pretrain_critic(pretrain, self.controls.beta, roles, config)
         _set_learning_rates(iteration, config, roles)
-        waited = seconds_in_collectives()
-        outcome = run_iteration(iteration, self.controls, roles, config, interrupt)
+        waited, began = seconds_in_collectives(), time.monotonic()
+        outcome = run_iteration(iteration, self.controls, roles, config, interrupt, self.ahead)
         waited = seconds_in_collectives() - waited
+        if self.ahead is not None:
+            self.ahead.forget(iteration)
         metrics = outcome.metrics(config)
         if iteration == 0 and self.pretrained is not None:
             metrics |= self.pretrained.metrics()
@@ -264,10 +290,15 @@ class PPOTraining:
         refresh_every = config.kl.refresh_reference_every if config.refreshes_reference else 0
         if is_due(iteration + 1, refresh_every):
             roles.reference.refresh(roles.actor)
-        timings = outcome.timings()
+        timings, apart = outcome.timings(), None
         timings |= operator_timings(
             outcome.rollout, timings["time/iteration"], waited, self.plan, roles.actor.model.device
         )
+        if self.samplers is not None:
+            tally = self.samplers.take_tally()
+            outcome.events.extend(tally.events)
+            timings |= tally.timings()
+            apart = {"stages": dict(outcome.seconds), "chunks": tally.lines(began)}
         drawn, window = outcome.prompts.ids[:: config.rollout.samples_per_prompt], None
         if outcome.dropped is not None:
             window = (outcome.controls.prompts_drawn, outcome.dropped.prompts)
@@ -288,6 +319,7 @@ class PPOTraining:
             notices=self.noise.read(metrics),
             no_progress=_reason(outcome) if outcome.no_progress else None,
             outcome=outcome,
+            samplers=apart,
         )
 
     def _sample(self, outcome: Outcome) -> Sample:
@@ -335,6 +367,9 @@ class PPOTraining:
         state = {"controls": controls, **roles.reward.state()}
         if self.pretrained is not None:
             state["pretrained"] = asdict(self.pretrained)
+        if self.ahead is not None:
+            waiting = self.ahead.settle(roles, self.config)
+            tensors[PENDING], state["pending"] = pending_tensors(waiting), pending_state(waiting)
         return Contents(models, tensors, state)
 
     def load(self, checkpoint: Path) -> None:
@@ -346,6 +381,9 @@ class PPOTraining:
         self.controls = replace(read_controls(state), curriculum=curriculum)
         if "pretrained" in state:
             self.pretrained = Pretrained.from_state(state["pretrained"])
+        if self.ahead is not None:
+            pending = read_tensors(checkpoint / PENDING)
+            self.ahead.load(state["pending"], pending, self.roles, self.config)
 
     def checkpoints_to_keep(self, run: Path) -> list[Path]:
         scores = {e["iteration"]: e["sampled"]["mean"] for e in read_lines(run / EVALS)}
@@ -353,7 +391,11 @@ class PPOTraining:
         return newest_and_best(run, train.keep_last, train.keep_best, scores)
 
     def close(self) -> None:
-        self.roles.reward.close()
+        try:
+            self.roles.reward.close()
+        finally:
+            if self.samplers is not None:
+                self.samplers.close()
 
 
 def _set_learning_rates(iteration: int, config: Config, roles: Roles) -> None:

@@ -193,7 +193,11 @@ def changed_fields(
     """
     before, now = _flat(_with_defaults(written, type(config))), _flat(config.to_dict())
     allowed = {f"{section}{name}" for section in sections for name in MAY_CHANGE}
-    if isinstance(config, Config) and config.actor.schedule == "constant":
+    if (
+        isinstance(config, Config)
+        and config.actor.schedule == "constant"
+        and not config.rollout.lag
+    ):
         allowed.add("train.iterations")
     return [
         f"{name}, {before.get(name)} then and {now.get(name)} now"

@@ -45,6 +45,7 @@ class Iterated:
     notices: Sequence[Event] = ()  # signs that nothing can be learnt any more
     no_progress: str | None = None  # why no step was taken: numbers that were not finite
     outcome: Outcome | None = None  # its tensors, in PPO
+    samplers: Mapping[str, Any] | None = None  # what samplers apart did, and when
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,8 @@ def _repeating_share(rows: Sequence[Record]) -> float | None:
 
 def sampler_mismatch(e: Evidence) -> Found:
     """The sampler's log-probs are not the trainer's, beyond rounding."""
+    if e.setting("rollout.lag"):  # older weights wrote the rows, which is meant to be so
+        return ()
     mean = e.series("rollout/log_prob_diff_mean")
     largest = e.series("rollout/log_prob_diff_max")
     if mean:
