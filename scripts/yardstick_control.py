@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from types import ModuleType
 
-from yardstick_store import ROOT, Curve, NotThere, Outcome, Row, Store
+from yardstick_store import ROOT, Curve, NotThere, Outcome, Row, Store, minutes
 
 SEEDS = (1, 2, 3)
 # Mean and deviation over three seeds: vwxyzjn/cleanrl fe8d8a0, docs/rl-algorithms/ppo.md.
@@ -36,7 +36,7 @@ def run(store: Store) -> Outcome:
                 known=f"CleanRL {known[0]:.2f} ± {known[1]:.2f}; openai/baselines {baselines}",
                 ours=f"{mean:.2f} ± {spread:.2f}",
                 reached=overlaps_or_better((mean, spread), known),
-                minutes=sum(result["seconds"] for result in results) / 60,
+                minutes=minutes(results),
                 note={"en": f"seeds {each}", "zh": f"各种子 {each}"},
             )
         )

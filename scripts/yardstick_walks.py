@@ -27,7 +27,7 @@ SAMPLES_PER_PROMPT = 8  # of GRPO's groups; PPO has one response to a prompt
 
 
 def run(store: Store) -> Outcome:
-    folder = store.folder / "walks"
+    folder = store.work / "walks"
     prepare(store, folder)
     sides: dict[str, list[dict[str, Any]]] = {}
     missing: dict[str, str] = {}
