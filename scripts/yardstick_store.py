@@ -33,6 +33,7 @@ class Row:
     minutes: float = 0.0  # of processor time
     note: Words = field(default_factory=dict)
     promised: bool = True  # False = reported as found: not reaching it is no failure
+    in_readme: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,18 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Details:
+    """A table of a part's own, for its section of the page; the cells are the same everywhere."""
+
+    head: Mapping[str, list[str]]  # by language
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
 class Outcome:
     rows: list[Row]
     curves: list[Curve] = field(default_factory=list)
+    details: Details | None = None
     # By panel: a known figure and its spread, drawn as a band.
     bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -56,11 +66,13 @@ class Store:
     """A folder with one JSON file for each measurement, named by a hash of its settings.
 
     What is there is not measured again, so a stopped `make yardsticks` goes on where it stopped.
-    `work` is for runs and data, which are not kept.
+    `work` is for runs and data, which are not kept. With `only_kept` nothing is measured: what is
+    not there is missing.
     """
 
-    def __init__(self, folder: Path, work: Path | None = None) -> None:
-        self.folder, self.work = folder, work or folder
+    def __init__(self, folder: Path, work: Path | None = None, only_kept: bool = False) -> None:
+        self.folder, self.work, self.only_kept = folder, work or folder, only_kept
+        self.machines: dict[str, None] = {}  # of all results that were asked for, in their order
 
     def path(self, name: str, settings: Mapping[str, Any]) -> Path:
         text = json.dumps(settings, sort_keys=True)
@@ -80,7 +92,10 @@ class Store:
         """
         path = self.path(name, settings)
         if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
+            return self._noted(read_result(path))
+        if self.only_kept:
+            part = name.partition("-")[0]
+            raise NotThere(f"not measured yet: `make yardsticks YARDSTICKS='--only {part}'`")
         print(f"{name} …", flush=True)
         noted = commit(code)  # before: files may change meanwhile
         started, used = time.perf_counter(), processor_seconds()
@@ -97,7 +112,22 @@ class Store:
         unfinished = path.with_suffix(".tmp")
         unfinished.write_text(json.dumps(result) + "\n", encoding="utf-8")
         unfinished.replace(path)
+        return self._noted(result)
+
+    def _noted(self, result: dict[str, Any]) -> dict[str, Any]:
+        self.machines[result["machine"]] = None
         return result
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return a kept result; one that is not whole is refused by its name."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if {"settings", "machine", "processor_seconds"} <= result.keys():
+            return result
+    except (ValueError, AttributeError):
+        pass
+    raise SystemExit(f"{path} is not a whole result; remove it, and it is measured again.")
 
 
 def processor_seconds() -> float:
