@@ -37,6 +37,7 @@ CODE = ("scripts/yardstick_gao.py", "src/tether")
 SEEDS = (0, 1, 2)
 BETAS = (0.0, 0.05, 0.2, 0.5)
 ITERATIONS, EVERY, LR = 36, 3, 3e-4  # of every beta; the rate is the recipe's, held constant
+PIPELINE = {"ppo.train.iterations": 1, "ppo.train.eval_every": 0}  # its PPO is not used
 RESPONSES = 4  # to each held-out question, of every policy
 MOST, BEST_OF = 64, (1, 2, 4, 8, 16, 32, 64)
 Point = tuple[float, float, float]  # d, gold, gold's standard error
@@ -89,7 +90,7 @@ def one_seed(store: Store, seed: int) -> list[dict[str, Any]]:
         store.measured(
             f"Y4-beta-{beta:g}-seed{seed}",
             {**settings, **of_ppo, "beta": beta},
-            lambda beta=beta: {"points": course(prepare(store.work, seed), seed, beta)},
+            lambda beta=beta: {"points": course(prepare(store.work, seed), beta)},
             CODE,
         )
         for beta in BETAS
@@ -106,8 +107,7 @@ def one_seed(store: Store, seed: int) -> list[dict[str, Any]]:
 def prepare(work: Path, seed: int) -> Layout:
     """Run the pipeline up to its PPO, which is not used; what has been done is not done again."""
     run = work / f"rlhf-seed{seed}"
-    fields = {"seed": seed, "threads": 1, "run.dir": str(run)}
-    fields |= {"ppo.train.iterations": 1, "ppo.train.eval_every": 0}
+    fields = {"seed": seed, "threads": 1, "run.dir": str(run), **PIPELINE}
     config = load_config("rlhf", fields, PipelineConfig)
     if not is_pipeline(run):
         shutil.rmtree(run, ignore_errors=True)
@@ -119,7 +119,7 @@ def sft_model(layout: Layout) -> Path:
     return Path(api.model_path(str(layout.sft)))
 
 
-def course(layout: Layout, seed: int, beta: float) -> list[list[float]]:
+def course(layout: Layout, beta: float) -> list[list[float]]:
     """Return KL, gold, its standard error and the reward every few iterations of PPO."""
     sft = sft_model(layout)
     run = layout.run.parent / f"{layout.run.name}-beta-{beta:g}"

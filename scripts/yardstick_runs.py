@@ -52,7 +52,8 @@ def one_run(
         if result.interrupted is not None:
             raise SystemExit(f"stopped; the same command goes on with {name} where it is")
         lines = read_lines(run / METRICS)
-        curves = {column: [round(line[column], 5) for line in lines] for column in columns}
+        there = [column for column in columns if column in lines[0]]  # no KL without a reference
+        curves = {column: [round(line[column], 5) for line in lines] for column in there}
         return {"evals": read_lines(run / EVALS), "curves": curves}
 
     return store.measured(name, settings, measure, code)

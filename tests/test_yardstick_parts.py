@@ -57,6 +57,29 @@ def test_shares_of_several_seeds_are_pooled_by_their_questions(script):
     assert found.high == pytest.approx(0.76646, abs=1e-5)
 
 
+def test_a_run_is_trained_once_and_kept(script, tmp_path, parity):
+    runs, part = script("yardstick_runs"), script("yardstick_parity")
+    folder = tmp_path / "data"
+    parity.make(folder, share=0.5, seed=100, demonstrations=64)
+    demonstrations = {"data.train": str(folder / "demonstrations.jsonl")}
+    fields = {"model.start": str(folder / "model"), **demonstrations}
+    model = runs.one_sft(part.SOURCE / "sft.yaml", fields, tmp_path / "sft")
+    paths = {"model.actor": str(model), "reward.kind": f"{part.SOURCE / 'reward.py'}:parity_at_end"}
+    paths |= {f"data.{name}": str(folder / f"{name}.jsonl") for name in ("train", "heldout")}
+    small = {"train.iterations": 2, "train.eval_every": 0, "train.eval_prompts": 8}
+    small |= {"rollout.prompts": 4, "rollout.max_response_tokens": 4, "actor.minibatch_rows": 16}
+    store = script("yardstick_store").Store(tmp_path / "kept", tmp_path / "work")
+
+    def again(paths) -> dict:
+        return runs.one_run(store, "Y7-x", part.SOURCE / "rl.yaml", small, paths, part.CODE)
+
+    first = again(lambda: paths)
+    assert [line["iteration"] for line in first["evals"]] == [0, 2]
+    assert len(first["curves"]["response/length_mean"]) == 2
+    assert first["processor_seconds"] > 0
+    assert again(lambda: pytest.fail("trained again")) == json.loads(json.dumps(first))
+
+
 # Parity -------------------------------------------------------------------------------------------
 
 
@@ -189,8 +212,10 @@ def test_kl_data_is_english_to_train_on_and_both_languages_held_out(script, tmp_
 @table("cell", ["k1 in the reward", "k3 in the reward", "k1 in the loss", "k3 in the loss", "none"])
 def test_every_kl_cell_is_a_config_that_measures_the_kl(script, cell):
     part = script("yardstick_kl")
-    fields = {"data.train": "tether:arithmetic/train.jsonl", **part.CELLS[cell]}
-    config = load_config(part.RECIPE, fields)
+    files = {"english": "tether:arithmetic/heldout.jsonl", "chinese": "other.jsonl"}
+    fields = {"data.train": "tether:arithmetic/train.jsonl", "data.heldout": files}
+    config = load_config(part.RECIPE, {**fields, **part.CELLS[cell]})
+    assert set(config.data.heldout) == {"english", "chinese"}
     assert config.kl.needs_reference
     assert not (cell.endswith("loss") and config.kl.in_loss.by_ratio)
     assert config.kl.in_reward.coef == (0.05 if "reward" in cell else 0.0)
@@ -281,6 +306,27 @@ def test_gold_is_compared_at_equal_d_only_where_both_are(script):
     mean, half = part.mean_above(gaps)
     assert mean == pytest.approx(0.1)
     assert half == pytest.approx(1.959964 * 0.05)
+
+
+@pytest.mark.long
+def test_a_small_course_and_best_of_n_are_measured(script, tmp_path, monkeypatch):
+    part = script("yardstick_gao")
+    sizes = {"demonstrations": 64, "questions": 64, "pairs": 64, "heldout": 16}
+    small = {f"task.{name}": size for name, size in sizes.items()}
+    small |= {"ppo.rollout.prompts": 32, "sft.train.passes": 1, "reward_model.train.passes": 1}
+    monkeypatch.setattr(part, "PIPELINE", {**part.PIPELINE, **small})
+    for name, value in {"ITERATIONS": 2, "EVERY": 1, "MOST": 4, "BEST_OF": (1, 2, 4)}.items():
+        monkeypatch.setattr(part, name, value)
+    layout = part.prepare(tmp_path, seed=100)
+    points = part.course(layout, beta=0.0)
+    assert [len(point) for point in points] == [4] * 3
+    assert points[0][0] == pytest.approx(0.0, abs=1e-6)  # KL of SFT to itself
+    assert points[2][0] > 0
+    best = part.best_of_n(layout)
+    assert [point[0] for point in best] == pytest.approx(
+        [0.0, math.log(2) - 1 / 2, math.log(4) - 3 / 4]
+    )
+    assert best[0][3] < best[1][3] < best[2][3]  # what it is chosen by rises
 
 
 # Families of reasoning-gym ------------------------------------------------------------------------
