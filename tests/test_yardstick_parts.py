@@ -371,6 +371,18 @@ def test_with_only_what_is_kept_nothing_is_measured(script, tmp_path):
         store.measured("Y5-cell", {}, lambda: pytest.fail("measured"), ["scripts"])
 
 
+@table("estimator", ["gae", "grpo"])
+def test_recipes_are_whole_with_either_estimator(estimator):
+    given = {"model.actor": "tether:starter", "data.train": "a.jsonl", "data.heldout": "b.jsonl"}
+    given |= {"advantage.estimator": estimator}
+    reward = {"reward.kind": f"{ROOT / 'examples' / 'parity' / 'reward.py'}:parity_at_end"}
+    parity = load_config(ROOT / "examples" / "parity" / "rl.yaml", {**given, **reward})
+    assert parity.rollout.max_response_tokens > 20  # the longest response, and its end
+    tools = {"rollout.tools": [{"kind": f"{RECIPES / 'search_tools.py'}:empty"}]}
+    search = load_config(RECIPES / "search.yaml", {**given, **tools})
+    assert search.rollout.is_multi_turn
+
+
 @table("name", ["reasoning_sft", "search_sft"])
 def test_supervised_recipes_are_whole(name):
     fields = {"model.start": "tether:starter", "data.train": "rows.jsonl"}
