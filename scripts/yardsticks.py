@@ -145,7 +145,8 @@ def measure(part: str, store: Store) -> Outcome:
         return PARTS[part](store)
     except NotThere as reason:
         note = {"en": str(reason), "zh": str(reason)}
-        return Outcome([Row(part, NAMES[part], "", "not measured", None, note=note)])
+        missing = Row(part, NAMES[part], "", "not measured", None, note=note, in_readme=False)
+        return Outcome([missing])
 
 
 def table(rows: list[Row], language: str) -> list[str]:
