@@ -1,8 +1,7 @@
 """Y3: twenty families of reasoning-gym, named in advance, one YAML for all: supervised, then PPO.
 
 A Llama of 4 layers and width 128 reads right answers for a fixed number of steps, from seeds that
-neither PPO nor the held-out questions use. Families with few questions in all (coin_flip has 30)
-have them on both sides: there the held-out score is no measure of generalisation.
+neither PPO nor the held-out questions use. Held-out questions that PPO's hold too are left out.
 """
 
 import importlib.metadata
