@@ -275,7 +275,11 @@ def test_search_signs_read_masking_and_searches(script):
         "empty": [search_cell(0.5, 0.5, 0.1)],
         "empty, GRPO": [search_cell(0.5, 0.5, 0.9)],
     }
-    assert list(script("yardstick_search").signs_of(cells).values()) == [True, True, False]
+    signs_of = script("yardstick_search").signs_of
+    assert list(signs_of(cells).values()) == [True, True, False]
+    cells["shuffled"] = [search_cell(0.5, 0.5, 0.3)]  # fewer, and more than half of what it was
+    cells["empty"] = [search_cell(0.5, 0.5, 0.6)]
+    assert list(signs_of(cells).values()) == [True, False, True]
 
 
 # Gao's law ----------------------------------------------------------------------------------------
