@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from yardstick_store import ROOT, Curve, NotThere, Outcome, Row, Store
+from yardstick_store import ROOT, Curve, NotThere, Outcome, Row, Store, minutes
 
 from tether.config.load import load_config
 
@@ -22,20 +22,20 @@ SOURCE = ROOT / "examples" / "random_walks"
 CODE = ("examples/random_walks", "bench/walks", "src/tether")
 SEEDS = (0, 1, 2)
 PROMISED = 0.9
-NAMES = {"tether": "tether PPO", "trl_ppo": "TRL 1.12 PPO", "trl_grpo": "TRL GRPO"}
+NAMES = {"tether_ppo": "tether PPO", "trl_ppo": "TRL 1.12 PPO", "trl_grpo": "TRL GRPO"}
 SAMPLES_PER_PROMPT = 8  # of GRPO's groups; PPO has one response to a prompt
 
 
 def run(store: Store) -> Outcome:
-    folder = store.folder / "walks"
-    prepare(store, folder)
     sides: dict[str, list[dict[str, Any]]] = {}
     missing: dict[str, str] = {}
     for side in NAMES:
         try:
-            sides[side] = [one_run(store, folder, side, seed) for seed in SEEDS]
+            sides[side] = [one_run(store, side, seed) for seed in SEEDS]
         except NotThere as reason:
             missing[side] = str(reason)
+    if "tether_ppo" in missing:
+        raise NotThere(missing["tether_ppo"])
     rows = [row_of(sides, missing)]
     curves = [
         Curve("random walks", NAMES[side], mean_curve(results)) for side, results in sides.items()
@@ -43,65 +43,39 @@ def run(store: Store) -> Outcome:
     return Outcome(rows, curves)
 
 
-def prepare(store: Store, folder: Path) -> None:
+def prepare(folder: Path) -> None:
     """Make data and model, and train the model on the walks: `sft` in the folder."""
-
-    def measure() -> dict[str, Any]:
-        shutil.rmtree(folder, ignore_errors=True)
-        call([sys.executable, str(SOURCE / "make.py"), str(folder)], ROOT)
-        for name in ("reward.py", "sft.yaml", "ppo.yaml"):
-            shutil.copy(SOURCE / name, folder)
-        call([*TETHER, "sft", "sft.yaml", "--run.dir", "sft-run", "--threads", "1"], folder)
-        newest = sorted((folder / "sft-run" / "checkpoints").glob("*/actor"))[-1]
-        shutil.copytree(newest, folder / "sft")
-        return {}
-
-    settings = {name: (SOURCE / name).read_text(encoding="utf-8") for name in ("sft.yaml",)}
-    settings |= {"made by": (SOURCE / "make.py").read_text(encoding="utf-8")}
-    if not (folder / "sft").is_dir():  # kept result, lost folder
-        store.path("Y2-sft", settings).unlink(missing_ok=True)
-    store.measured("Y2-sft", settings, measure, CODE)
+    if (folder / "sft").is_dir():  # made last
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    call([sys.executable, str(SOURCE / "make.py"), str(folder)], ROOT)
+    for name in ("reward.py", "sft.yaml", "ppo.yaml"):
+        shutil.copy(SOURCE / name, folder)
+    tether = [sys.executable, "-m", "tether"]
+    call([*tether, "sft", "sft.yaml", "--run.dir", "sft-run", "--threads", "1"], folder)
+    newest = sorted((folder / "sft-run" / "checkpoints").glob("*/actor"))[-1]
+    shutil.copytree(newest, folder / "sft")
 
 
-TETHER = (sys.executable, "-m", "tether")
+def one_run(store: Store, side: str, seed: int) -> dict[str, Any]:
+    names = ("make.py", "sft.yaml", "reward.py", "ppo.yaml")
+    files = {name: (SOURCE / name).read_text(encoding="utf-8") for name in names}
+    settings = {"side": side, "seed": seed, "torch": version("torch"), **files}
+    folder = store.work / "walks"
+    return store.measured(
+        f"Y2-{side}-seed{seed}", settings, lambda: measure(folder, side, seed), CODE
+    )
 
 
-def one_run(store: Store, folder: Path, side: str, seed: int) -> dict[str, Any]:
-    recipe = (SOURCE / "ppo.yaml").read_text(encoding="utf-8")
-    settings = {"side": side, "seed": seed, "recipe": recipe, "torch": version("torch")}
-    name = f"Y2-{side}-seed{seed}"
-    measure = ours if side == "tether" else peer
-    return store.measured(name, settings, lambda: measure(folder, side, seed), CODE)
-
-
-def ours(folder: Path, side: str, seed: int) -> dict[str, Any]:
-    """Train by the command; its own files say what it scored and how long each iteration took."""
-    run_dir = folder / f"run-seed{seed}"
-    shutil.rmtree(run_dir, ignore_errors=True)
-    options = ["--seed", str(seed), "--run.dir", str(run_dir), "--threads", "1"]
-    call([*TETHER, "train", "ppo.yaml", *options], folder)
-    seconds = {}
-    total = 0.0
-    for line in (run_dir / "timings.jsonl").read_text(encoding="utf-8").splitlines():
-        timing = json.loads(line)
-        total += timing["time/iteration"]
-        seconds[timing["iteration"]] = total
-    curve = []
-    for line in (run_dir / "evals.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        iteration = record["iteration"]
-        curve.append((iteration, seconds.get(iteration, 0.0), record["sampled"]["mean"]))
-    return {"curve": curve}
-
-
-def peer(folder: Path, side: str, seed: int) -> dict[str, Any]:
+def measure(folder: Path, side: str, seed: int) -> dict[str, Any]:
     sys.path.insert(0, str(ROOT))
     from bench import environments
 
     try:
-        python = environments.python_of(side)
+        python = environments.python_of(side)  # tether's side has none of its own
     except environments.NotThere as reason:
         raise NotThere(str(reason)) from None
+    prepare(folder)
     config = load_config(folder / "ppo.yaml")
     job = {
         "folder": str(folder),
@@ -117,7 +91,7 @@ def peer(folder: Path, side: str, seed: int) -> dict[str, Any]:
         "eval_every": config.train.eval_every,
         "lr": config.actor.lr,
         "value_coef": config.critic.coef,
-        "scratch": str(folder / "scratch"),
+        "scratch": str(folder / f"scratch-{side}-seed{seed}"),
         "threads": 1,
         "seed": seed,
     }
@@ -147,16 +121,20 @@ def mean_curve(results: list[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 def row_of(sides: dict[str, list[dict[str, Any]]], missing: dict[str, str]) -> Row:
-    """Return optimality and training seconds of each side, means over the seeds."""
+    """Return optimality and training seconds of each side, means over the seeds.
+
+    Seconds are those of the processor: with one thread and nothing else running they are the
+    clock's, and they stay what they are when there is.
+    """
 
     def last(side: str) -> tuple[float, float]:
         ends = [result["curve"][-1] for result in sides[side]]
-        return statistics.fmean(e[2] for e in ends), statistics.fmean(e[1] for e in ends)
+        return statistics.fmean(e[2] for e in ends), statistics.fmean(e[3] for e in ends)
 
-    optimality, seconds = last("tether")
-    before = statistics.fmean(result["curve"][0][2] for result in sides["tether"])
-    spread = statistics.pstdev(result["curve"][-1][2] for result in sides["tether"])
-    others = {side: last(side) for side in sides if side != "tether"}
+    optimality, seconds = last("tether_ppo")
+    before = statistics.fmean(result["curve"][0][2] for result in sides["tether_ppo"])
+    spread = statistics.pstdev(result["curve"][-1][2] for result in sides["tether_ppo"])
+    others = {side: last(side) for side in sides if side != "tether_ppo"}
     known = ["1.0 by construction"]
     known += [f"{NAMES[side]} {o:.3f} in {s:.0f} s" for side, (o, s) in others.items()]
     known += [f"{NAMES[side]}: {reason}" for side, reason in missing.items()]
@@ -172,6 +150,6 @@ def row_of(sides: dict[str, list[dict[str, Any]]], missing: dict[str, str]) -> R
         known="; ".join(known),
         ours=f"{optimality:.3f} ± {spread:.3f} in {seconds:.0f} s",
         reached=reached,
-        minutes=sum(r["seconds"] for results in sides.values() for r in results) / 60,
+        minutes=minutes(r for results in sides.values() for r in results),
         note={"en": f"before PPO {before:.3f}", "zh": f"PPO 之前 {before:.3f}"},
     )

@@ -1,12 +1,16 @@
 """examples/random_walks: the graph, the score of a walk, and the tokens."""
 
 import importlib.util
+import subprocess
 import sys
 from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 from helpers import table
+
+from bench.protocol import stamp, stamp_with_children
+from bench.walks import common
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "random_walks"
 
@@ -80,3 +84,24 @@ def test_a_letter_is_a_token(make):
     assert tokenizer("bca")["input_ids"] == [1, 2, 0]
     assert tokenizer.decode([1, 2, 0]) == "bca"
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)) == (21, 22, 23)
+
+
+def test_the_clock_counts_only_while_it_runs(monkeypatch):
+    stamps = iter([(10.0, 1.0), (12.5, 2.0), (20.0, 5.0), (21.0, 5.5)])
+    monkeypatch.setattr(common, "stamp_with_children", lambda: next(stamps))
+    clock = common.Clock()
+    clock.stop()  # it has not begun
+    for _ in range(2):
+        clock.start()
+        clock.stop()
+    assert (clock.seconds, clock.processor) == (3.5, 1.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say what a child used")
+def test_the_processor_time_of_a_running_child_is_counted():
+    work = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", work], **pipes) as child:
+        child.stdout.readline()
+        assert stamp_with_children()[1] - stamp()[1] > 0.4
+        child.communicate(b"\n")

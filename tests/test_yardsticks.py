@@ -107,6 +107,29 @@ def test_a_part_that_falls_short_exits_with_1_and_pastes_no_page_when_alone(scri
     assert yardsticks.main(["--only", "Y8"]) == 1
 
 
+def test_what_is_only_reported_is_no_failure_and_its_table_is_pasted(script, tmp_path, monkeypatch):
+    yardsticks = script("yardsticks")
+    row = yardsticks.Row("Y5", yardsticks.NAMES["Y5"], "k", "o", False, promised=False)
+    details = script("yardstick_store").Details({"en": ["KL", "English"]}, [["k1 | reward", "90%"]])
+    outcome = yardsticks.Outcome([row], details=details)
+    monkeypatch.setattr(yardsticks, "PARTS", {"Y5": lambda store: outcome})
+    page, readme = tmp_path / "results.md", tmp_path / "README.md"
+    marks = [yardsticks.MARKER, "Y5: made by `make yardsticks`"]
+    page.write_text("".join(f"<!-- {mark} -->\nold\n<!-- end -->\n" for mark in marks))
+    readme.write_text(f"<!-- {marks[0]} -->\n<!-- end -->\n")
+    monkeypatch.setattr(yardsticks, "PAGES", {"en": (page, readme)})
+    assert yardsticks.main(["--results", str(tmp_path), "--kept"]) == 0
+    assert "| KL | English |\n| --- | --- |\n| k1 / reward | 90% |" in page.read_text()
+    assert "old" not in page.read_text()
+    assert "| Y5 | order of KL placements | k | o | no |" in readme.read_text()
+
+
+def test_a_row_may_stay_out_of_the_readme(script):
+    yardsticks = script("yardsticks")
+    row = yardsticks.Row("Y8", {"en": "a"}, "k", "o", True, in_readme=False)
+    assert len(yardsticks.short_table([row], "en")) == 2  # head and the line below it
+
+
 def test_the_readme_gets_at_most_ten_lines(script):
     yardsticks = script("yardsticks")
     rows = [yardsticks.Row("Y1", {"en": "a | b"}, "k", "o", True, 3.0, {"en": "n"})] * 30
@@ -119,6 +142,13 @@ def test_the_readme_gets_at_most_ten_lines(script):
 def test_every_page_has_its_place_for_the_table(script, page):
     text = (SCRIPTS.parent / page).read_text(encoding="utf-8")
     assert text.count(f"<!-- {script('yardsticks').MARKER} -->") == 1
+
+
+@rows_of("page", ["docs/results.md", "docs/zh/results.md"])
+def test_every_part_with_a_table_of_its_own_has_its_place(script, page):
+    text = (SCRIPTS.parent / page).read_text(encoding="utf-8")
+    for part in ("Y3", "Y4", "Y5", "Y6", "Y7"):
+        assert text.count(f"<!-- {part}: made by `make yardsticks` -->") == 1
 
 
 def test_schulmans_table_is_exact(script, tmp_path):

@@ -1,13 +1,12 @@
-"""What TRL's two programs share: the reward on ids, an evaluation, a clock that stops for it."""
+"""What the programs share: the reward on ids, an evaluation, a clock that stops for it."""
 
 import importlib.util
-import time
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-from bench.protocol import Job
+from bench.protocol import Job, stamp_with_children
 
 
 class Walks:
@@ -36,25 +35,44 @@ class Walks:
         return [self.score(p, ids) for p, ids in zip(prompts, completion_ids, strict=True)]
 
 
+class Clock:
+    """Seconds and processor seconds while it runs."""
+
+    def __init__(self) -> None:
+        self.seconds = self.processor = 0.0
+        self.began: tuple[float, float] | None = None
+
+    def start(self) -> None:
+        self.began = stamp_with_children()
+
+    def stop(self) -> None:
+        if self.began is not None:
+            wall, used = stamp_with_children()
+            self.seconds += wall - self.began[0]
+            self.processor += used - self.began[1]
+        self.began = None
+
+
 class Stopwatch(TrainerCallback):
     """Evaluates by transformers' own sampling every so many steps; its clock stands still then."""
 
     def __init__(self, job: Job, walks: Walks, model: PreTrainedModel, steps: int) -> None:
         self.job, self.walks, self.model = job, walks, model
         self.steps = steps  # of an iteration, as the trainer counts them
-        self.seconds = self.began = 0.0
-        self.curve: list[tuple[int, float, float]] = []  # iteration, seconds, optimality
+        self.clock = Clock()
+        # iteration, seconds, optimality, processor seconds
+        self.curve: list[tuple[int, float, float, float]] = []
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         self.look(0)
-        self.began = time.perf_counter()
+        self.clock.start()
 
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
         if state.global_step % (self.steps * self.job["eval_every"]):
             return
-        self.seconds += time.perf_counter() - self.began
+        self.clock.stop()
         self.look(state.global_step // self.steps)
-        self.began = time.perf_counter()
+        self.clock.start()
 
     def look(self, iteration: int) -> None:
         prompts = [row["prompt"] for row in self.job["heldout"]]
@@ -73,4 +91,5 @@ class Stopwatch(TrainerCallback):
         self.model.train(was_training)
         torch.set_rng_state(state)  # training draws what it would have drawn
         scores = self.walks(prompts, sampled[:, ids.shape[1] :].tolist())
-        self.curve.append((iteration, self.seconds, sum(scores) / len(scores)))
+        mean = sum(scores) / len(scores)
+        self.curve.append((iteration, self.clock.seconds, mean, self.clock.processor))
