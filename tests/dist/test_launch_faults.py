@@ -233,7 +233,7 @@ def _joining(address: str | None, workers: int = 2):
 def test_other_versions_are_refused_by_name(monkeypatch):
     monkeypatch.setattr(ray_launch, "versions", lambda: {"torch": "2.12.0", "ray": "2.60.0"})
     with pytest.raises(UserError, match=r"has torch 2\.12\.0, where the .* has torch 2\.13\.0;"):
-        ray_launch.refuse_other_versions({"torch": "2.13.0", "ray": "2.60.0"})
+        ray_launch.refuse_other_versions("Worker 1", {"torch": "2.13.0", "ray": "2.60.0"})
 
 
 class Failed(Exception):
