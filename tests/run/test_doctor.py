@@ -219,6 +219,15 @@ BOTH_SIDES = [
     ),
     (
         "sampler_mismatch",
+        made(
+            {"rollout/log_prob_diff_mean": 0.2}, config=changed(CONFIG, model__compute="bfloat16")
+        ),
+        made(
+            {"rollout/log_prob_diff_mean": 0.03}, config=changed(CONFIG, model__compute="bfloat16")
+        ),
+    ),
+    (
+        "sampler_mismatch",
         made(rows={0: ROWS, 11: rows(0, gap=0.02)}),
         made(rows={0: ROWS, 11: rows(0, gap=0.005)}),
     ),
