@@ -7,6 +7,7 @@ them is a page below source/, so that every link leads somewhere, also from disk
 import posixpath
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -64,14 +65,46 @@ API_PAGES = {
 
 
 def linked_files(docs: Path) -> set[str]:
-    """Return the files outside docs/ that its pages link to, as paths from the root."""
-    found = {"CONTRIBUTING.md", "CHANGELOG.md"}
-    for page in docs.rglob("*.md"):
-        for match in LINK.finditer(page.read_text(encoding="utf-8")):
-            target = (page.parent / match[2]).resolve()
-            if "://" not in match[2] and not target.is_relative_to(docs) and target.is_file():
-                found.add(target.relative_to(ROOT).as_posix())
+    """Return what the pages link to outside docs/, as paths from the root.
+
+    Of a folder, its files as well; of a page outside docs/, what it links to in its turn.
+    """
+    found: set[str] = set()
+    waiting = [*docs.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    while waiting:
+        page = waiting.pop()
+        if page.is_relative_to(docs):
+            targets = [page]
+        else:
+            targets = [page, *(files_in(page) if page.is_dir() else [])]
+            found |= {path_of(target) for target in targets}
+        for target in targets:
+            if target.suffix == ".md":
+                waiting += [link for link in links_of(target, docs) if path_of(link) not in found]
     return found
+
+
+def links_of(page: Path, docs: Path) -> Iterator[Path]:
+    """Yield the files and folders of the repository outside docs/ that a page links to."""
+    for match in LINK.finditer(page.read_text(encoding="utf-8")):
+        target = (page.parent / match[2]).resolve()
+        inside = target.is_relative_to(ROOT) and not target.is_relative_to(docs)
+        if "://" not in match[2] and inside and target.exists():
+            yield target
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of an example: what is hidden or compiled is left out."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(folder).parts)
+    ]
+
+
+def path_of(file: Path) -> str:
+    """Return the path from the root."""
+    return file.relative_to(ROOT).as_posix()
 
 
 def source_page(path: str) -> str:
@@ -79,12 +112,22 @@ def source_page(path: str) -> str:
     return f"source/{path}" if path.endswith(".md") else f"source/{path}.md"
 
 
+def page_text(source: Path) -> str:
+    """Return the page of a file or a folder outside docs/."""
+    if source.is_dir():
+        names = [path.relative_to(source.parent).as_posix() for path in files_in(source)]
+        listed = "\n".join(f"- [{name}]({name})" for name in names)
+        return f"# {path_of(source)}\n\n{listed}\n"
+    text = source.read_text(encoding="utf-8")
+    if source.suffix == ".md":
+        return text
+    return f"# {path_of(source)}\n\n```{source.suffix[1:]}\n{text}```\n"
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that docs/ does not hold."""
     for path in sorted(linked_files(ROOT / "docs")):
-        text = (ROOT / path).read_text(encoding="utf-8")
-        if not path.endswith(".md"):
-            text = f"# {path}\n\n```{Path(path).suffix[1:]}\n{text}```\n"
+        text = page_text(ROOT / path)
         files.append(File.generated(config, source_page(path), content=text))
     for path, (title, words, modules) in API_PAGES.items():
         blocks = "\n\n".join(f"::: {name}" for name in modules)
