@@ -1,7 +1,5 @@
 """The quick form of `make faults`, rows R10 to R12."""
 
-import signal
-
 import pytest
 from helpers import few_or_many
 
@@ -30,15 +28,6 @@ def test_a_change_before_or_after_the_first_checkpoint_is_refused_by_name(world,
     hold(row_r11(world, tmp_path / "r11", tries, seed=0))
 
 
-@pytest.fixture
-def hangups_end_programs():
-    """Under nohup they would be ignored by every child."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @few_or_many("tries", 1, 4)
-@pytest.mark.usefixtures("hangups_end_programs")
 def test_a_hangup_saves_and_a_full_disk_is_waited_for(world, tmp_path, tries):
     hold(row_r12(world, tmp_path / "r12", tries, seed=0))
