@@ -198,7 +198,9 @@ def test_rows_that_end_every_sampler_end_the_run_by_name(model, started):
     fleet = Threads(Host, lambda n, chunk: "die" if PROMPTS[0] in chunk.prompt_ids else None)
     samplers = started(fleet, max_lost=2)
     samplers.sync(model, 0)
-    with pytest.raises(RunStopped, match=r"Rows 0 to 2 were begun 3 times.*restarts = 2\); .*it"):
+    # Two chunks hold that prompt; which of them is lost for the third time first is a matter of time.
+    of_both = r"Rows (0 to 2|6 to 8) were begun 3 times.*restarts = 2\); .*it"
+    with pytest.raises(RunStopped, match=of_both):
         samplers.run(EPISODES, Draw(7, "token", 0))
     assert samplers.run(EPISODES[1:7], Greedy()).finish_reasons  # the others go on
 
