@@ -198,7 +198,7 @@ def test_rows_that_end_every_sampler_end_the_run_by_name(model, started):
     fleet = Threads(Host, lambda n, chunk: "die" if PROMPTS[0] in chunk.prompt_ids else None)
     samplers = started(fleet, max_lost=2)
     samplers.sync(model, 0)
-    # Two chunks hold that prompt; which of them is lost for the third time first is a matter of time.
+    # Two chunks hold that prompt; either may be the first to be lost for the third time.
     of_both = r"Rows (0 to 2|6 to 8) were begun 3 times.*restarts = 2\); .*it"
     with pytest.raises(RunStopped, match=of_both):
         samplers.run(EPISODES, Draw(7, "token", 0))
