@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from yardstick_store import ROOT, Curve, Details, Outcome, Row, Store, minutes
+from yardstick_store import ROOT, Curve, Details, Outcome, Store, minutes, row_of_signs
 
 from tether import api
 from tether.config.load import load_config
@@ -53,21 +53,15 @@ HEAD = {
 def run(store: Store) -> Outcome:
     found = {seed: one_seed(store, seed) for seed in SEEDS}
     signs = signs_of(found)
-    row = Row(
+    row = row_of_signs(
         part="Y4",
         task={
             "en": "over-optimisation of a reward model, recipe `rlhf`",
             "zh": "奖励模型的过度优化，配方 `rlhf`",
         },
         known=KNOWN,
-        ours=f"{sum(signs.values())} of {len(signs)} signs",
-        reached=all(signs.values()),
+        signs=signs,
         minutes=minutes(result for parts in found.values() for result in parts),
-        note={
-            "en": "; ".join(f"{sign}: {'yes' if held else 'no'}" for sign, held in signs.items()),
-            "zh": "; ".join(f"{sign}: {'是' if held else '否'}" for sign, held in signs.items()),
-        },
-        promised=False,
     )
     lines = [line for seed, parts in found.items() for line in lines_of(seed, parts)]
     first = found[SEEDS[0]]

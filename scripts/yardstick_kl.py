@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from yardstick_runs import largest_fall, one_run, pooled, shown
-from yardstick_store import ROOT, Curve, Details, Outcome, Row, Store, minutes
+from yardstick_store import ROOT, Curve, Details, Outcome, Store, minutes, row_of_signs
 
 from tether.tasks.arithmetic import carries, draw_distinct, draw_problems
 
@@ -57,22 +57,15 @@ def run(store: Store) -> Outcome:
         name: [one_cell(store, name, kl, seed) for seed in SEEDS] for name, kl in CELLS.items()
     }
     signs = signs_of(cells)
-    count = sum(signs.values())
-    row = Row(
+    row = row_of_signs(
         part="Y5",
         task={
             "en": "order of KL placements, trained in English, out of domain Chinese",
             "zh": "KL 放在何处的次序，只练英语，域外为中文",
         },
         known=KNOWN,
-        ours=f"{count} of {len(signs)} signs",
-        reached=count == len(signs),
+        signs=signs,
         minutes=minutes(result for results in cells.values() for result in results),
-        note={
-            "en": "; ".join(f"{sign}: {'yes' if held else 'no'}" for sign, held in signs.items()),
-            "zh": "; ".join(f"{sign}: {'是' if held else '否'}" for sign, held in signs.items()),
-        },
-        promised=False,
     )
     details = Details(HEAD, [line(name, results) for name, results in cells.items()])
     curves = [

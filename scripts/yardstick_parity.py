@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from yardstick_runs import one_run, one_sft, pooled, shown
-from yardstick_store import ROOT, Curve, Details, Outcome, Row, Store, minutes
+from yardstick_store import ROOT, Curve, Details, Outcome, Store, minutes, row_of_signs
 
 SOURCE = ROOT / "examples" / "parity"
 CODE = ("examples/parity", "scripts/yardstick_parity.py", "src/tether")
@@ -38,21 +38,15 @@ def run(store: Store) -> Outcome:
         for method in METHODS
     }
     signs = signs_of(cells)
-    row = Row(
+    row = row_of_signs(
         part="Y7",
         task={
             "en": "parity of 12 – 20 bits, rare long demonstrations",
             "zh": "12 – 20 位的奇偶性，长示范很少",
         },
         known=KNOWN,
-        ours=f"{sum(signs.values())} of {len(signs)} signs",
-        reached=all(signs.values()),
+        signs=signs,
         minutes=minutes(result for results in cells.values() for result in results),
-        note={
-            "en": "; ".join(f"{sign}: {'yes' if held else 'no'}" for sign, held in signs.items()),
-            "zh": "; ".join(f"{sign}: {'是' if held else '否'}" for sign, held in signs.items()),
-        },
-        promised=False,
     )
     details = Details(HEAD, [line(*key, results) for key, results in cells.items()])
     curves = [

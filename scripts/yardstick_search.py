@@ -13,22 +13,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from build_search_starter import guess
 from yardstick_runs import one_run, one_sft, pooled, shown
-from yardstick_store import ROOT, Curve, Details, Outcome, Row, Store, minutes
+from yardstick_store import ROOT, Curve, Details, Outcome, Store, minutes, row_of_signs
 
 from tether.tasks.facts import (
     LANGUAGES,
     Entity,
     Question,
     ask_one_hop,
-    draw_person_name,
-    draw_town_name,
     draw_world,
-    draw_year,
 )
 
 RECIPES = ROOT / "scripts" / "yardstick_recipes"
-CODE = ("scripts/yardstick_recipes", "scripts/yardstick_search.py", "src/tether")
+CODE = (
+    "scripts/build_search_starter.py",
+    "scripts/yardstick_recipes",
+    "scripts/yardstick_search.py",
+    "src/tether",
+)
 SEEDS = (0, 1, 2)
 NUM_PEOPLE, NUM_TOWNS, HELDOUT = 160, 60, 300  # people and towns in each language
 PASSES, FRESH = 40, 20_000  # over the facts to know; and transcripts about worlds of a moment
@@ -51,21 +54,15 @@ HEAD = {
 def run(store: Store) -> Outcome:
     cells = {name: [one_cell(store, name, seed) for seed in SEEDS] for name in CELLS}
     signs = signs_of(cells)
-    row = Row(
+    row = row_of_signs(
         part="Y6",
         task={
             "en": "search with a right, a shuffled and an empty corpus",
             "zh": "语料正确、打乱、为空时的检索",
         },
         known=KNOWN,
-        ours=f"{sum(signs.values())} of {len(signs)} signs",
-        reached=all(signs.values()),
+        signs=signs,
         minutes=minutes(result for results in cells.values() for result in results),
-        note={
-            "en": "; ".join(f"{sign}: {'yes' if held else 'no'}" for sign, held in signs.items()),
-            "zh": "; ".join(f"{sign}: {'是' if held else '否'}" for sign, held in signs.items()),
-        },
-        promised=False,
     )
     curves = [
         Curve("searches per question", name, mean_curve(results)) for name, results in cells.items()
@@ -175,18 +172,6 @@ def transcript(
         tagged("answer", read.facts.get(question.asked, from_memory)),
     ]
     return {"prompt": question.prompt, "response": response}
-
-
-def guess(question: Question, rng: random.Random) -> str:
-    """Return something of the right kind; right by chance only."""
-    language = question.path[0].language
-    match question.asked:
-        case "year":
-            return draw_year(rng)
-        case "town":
-            return draw_town_name(rng, language)
-        case _:
-            return draw_person_name(rng, language)
 
 
 def share_of(results: Sequence[Mapping[str, Any]], when: int, kind: str | None = None) -> Any:

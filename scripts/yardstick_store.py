@@ -36,6 +36,26 @@ class Row:
     in_readme: bool = True
 
 
+def row_of_signs(
+    part: str, task: Words, known: str, signs: Mapping[str, bool], minutes: float
+) -> Row:
+    """Return the line of a part that reports which signs of a paper were found."""
+
+    def said(yes: str, no: str) -> str:
+        return "; ".join(f"{sign}: {yes if held else no}" for sign, held in signs.items())
+
+    return Row(
+        part=part,
+        task=task,
+        known=known,
+        ours=f"{sum(signs.values())} of {len(signs)} signs",
+        reached=all(signs.values()),
+        minutes=minutes,
+        note={"en": said("yes", "no"), "zh": said("是", "否")},
+        promised=False,
+    )
+
+
 @dataclass(frozen=True)
 class Curve:
     """One line of a panel of the figure."""
