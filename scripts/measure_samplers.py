@@ -391,7 +391,7 @@ def measure_handed(args: argparse.Namespace) -> Found:
     launch = LaunchSection(samplers=1)
     fleet = RayFleet(Blank, launch)
     fleet.connect()
-    pool = SamplerPool(fleet, 1, 600.0, 2)
+    pool = SamplerPool(fleet, 1, 600.0, 600.0, 2)
     try:
         pool.start()
         chunks = [

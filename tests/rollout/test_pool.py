@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rollout.fleets import Threads
 from tether.errors import RunStopped, UserError
 from tether.models.weights import load_trainable_parameters, trainable_parameters
-from tether.rollout import pool as pool_module
 from tether.rollout.apart import SamplersApart
 from tether.rollout.chunks import ChunkedSampler, cut_chunks
 from tether.rollout.local import LocalSampler
@@ -73,8 +72,8 @@ def started():
     """A function that starts samplers apart over a fleet."""
     pools = []
 
-    def start(fleet, size=2, timeout_seconds=60.0, max_lost=2):
-        pools.append(SamplerPool(fleet, size, timeout_seconds, max_lost))
+    def start(fleet, size=2, timeout_seconds=60.0, start_seconds=60.0, max_lost=2):
+        pools.append(SamplerPool(fleet, size, timeout_seconds, start_seconds, max_lost))
         pools[-1].start()
         return SamplersApart(pools[-1], sent, LIMIT, BUDGET)
 
@@ -213,11 +212,10 @@ def test_what_a_sampler_refuses_is_what_the_run_says(started):
         started(Threads(refuse))
 
 
-def test_no_room_for_any_sampler_is_said(started, monkeypatch):
-    monkeypatch.setattr(pool_module, "START_SECONDS", 0.1)
+def test_no_room_for_any_sampler_is_said(started):
     stuck = Threads(Host, wait_to_start=lambda number: threading.Event().wait())
     with pytest.raises(RunStopped, match=r"launch\.samplers = 2, and there is room for none"):
-        started(stuck, timeout_seconds=0.1)
+        started(stuck, start_seconds=0.1)
 
 
 def test_a_fault_of_the_program_reaches_who_waits(model, started):
@@ -233,7 +231,7 @@ def test_a_fault_of_the_program_reaches_who_waits(model, started):
 
 def test_a_closed_pool_has_ended_its_samplers(model):
     fleet = Threads(Host)
-    pool = SamplerPool(fleet, 2, 60.0, 2)
+    pool = SamplerPool(fleet, 2, 60.0, 60.0, 2)
     pool.start()
     pool.close()
     assert fleet.closed

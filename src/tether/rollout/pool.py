@@ -23,7 +23,6 @@ from tether.run.metrics import Event
 from tether.types import Rollout
 
 POLL_SECONDS = 0.05
-START_SECONDS = 120.0  # at least, for the first sampler: torch alone takes a while
 WHILE_CLOSING_SECONDS = 10.0
 
 
@@ -182,9 +181,17 @@ class Tally:
 class SamplerPool:
     """Keeps `size` samplers at work, as far as there is room for them."""
 
-    def __init__(self, fleet: Fleet, size: int, timeout_seconds: float, max_lost: int) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        size: int,
+        timeout_seconds: float,
+        start_timeout_seconds: float,
+        max_lost: int,
+    ) -> None:
         self.fleet, self.size = fleet, size
         self.timeout_seconds, self.max_lost = timeout_seconds, max_lost
+        self.start_timeout_seconds = start_timeout_seconds
         self.changed = threading.Condition()
         self.members: list[Member] = []
         self.queue: deque[Work] = deque()
@@ -363,11 +370,11 @@ class SamplerPool:
             if member.work is not None and now > member.since + self.timeout_seconds:
                 limit = f"{self.timeout_seconds:g} s (launch.timeout_seconds)"
                 self._lose(member, f"no answer in {limit}")
-        limit = max(self.timeout_seconds, START_SECONDS)
+        limit = self.start_timeout_seconds
         if not ready and self.members and now > max(m.since for m in self.members) + limit:
             self._break(
                 RunStopped(
-                    f"No sampler has started in {limit:g} s (launch.timeout_seconds): "
+                    f"No sampler has started in {limit:g} s (launch.start_timeout_seconds): "
                     f"launch.samplers = {self.size}, and {self.fleet.room()}."
                 )
             )

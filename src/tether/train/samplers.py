@@ -29,7 +29,13 @@ def start_samplers(config: Config) -> SamplersApart:
     """Start the samplers and wait for the first."""
     launch = config.launch
     fleet = make_fleet(config)
-    pool = SamplerPool(fleet, launch.samplers, launch.timeout_seconds, launch.max_restarts)
+    pool = SamplerPool(
+        fleet,
+        launch.samplers,
+        launch.timeout_seconds,
+        launch.start_timeout_seconds,
+        launch.max_restarts,
+    )
     try:
         pool.start()
     except BaseException:
