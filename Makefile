@@ -71,7 +71,7 @@ learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every up
 	$(BIN)/python scripts/measure_kl_bandit.py
 	$(BIN)/python scripts/compare.py --seeds 1 --folder runs/learn
 	$(BIN)/tether fetch smollm2
-	$(BIN)/python scripts/measure_real_models.py --only sentiment-0 instructions-0
+	$(BIN)/python scripts/measure_real_models.py --only sentiment-0 instructions-0 --results runs/learn-results
 
 real-models: $(VENV)/.installed-dev  ## SmolLM2-135M by every run of docs/real-models.md (hours); goes on where it stopped
 	$(BIN)/tether fetch smollm2

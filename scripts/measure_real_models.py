@@ -2,21 +2,24 @@
 
     python scripts/measure_real_models.py --only sentiment-0 sentiment-1
 
-Goes on where it stopped: a run that is there is resumed, a measurement that is there is kept (one
-JSON file per run). `--paste` only puts what is there into the document. Tables say what is missing.
+Goes on where it stopped: a run that is there is resumed, and a measurement is kept under
+docs/results by a hash of its settings, so that another machine goes on too. `--paste` only puts
+what is there into the document. Tables say what is missing.
 """
 
 import argparse
-import json
 import math
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import machine, paste
+from measure import paste
+from yardstick_store import KEPT, NotThere, Store
 
 from tether import api
 from tether.algo.masked import explained_variance
@@ -58,26 +61,53 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=RUNS, help="default: all, in order")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=KEPT, help="one file a measurement")
     parser.add_argument("--paste", action="store_true", help="train and measure nothing")
     args = parser.parse_args()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in [] if args.paste else args.only or RUNS:
-        if not kept(name).is_file():
-            peak = train(name, args.threads)
-            found = {**measure(name), "threads": args.threads, "peak": peak, "machine": machine()}
-            kept(name).write_text(json.dumps(found, ensure_ascii=False, indent=1))
-    write_page({name: json.loads(kept(name).read_text()) for name in RUNS if kept(name).is_file()})
+    found = {}
+    for name in RUNS:
+        chosen = not args.only or name in args.only
+        store = Store(args.results, FOLDER, only_kept=args.paste or not chosen)
+        try:
+            found[name] = measured(store, name, args.threads)
+        except NotThere:
+            continue
+    if args.results == KEPT:
+        write_page(found)
+    else:
+        for recipe, names in by_recipe(found).items():
+            print(f"\n{recipe}\n" + "\n".join(numbers(names, [found[name] for name in names])))
 
 
-def kept(name: str) -> Path:
-    return FOLDER / f"{name}.json"
+def by_recipe(names: Iterable[str]) -> dict[str, list[str]]:
+    recipes: dict[str, list[str]] = {}
+    for name in names:
+        recipes.setdefault(RUNS[name][0], []).append(name)
+    return recipes
 
 
-def train(name: str, threads: int) -> int | None:
-    """Train a run, or what is left of it; return the peak memory if all of it was trained here."""
+def measured(store: Store, name: str, threads: int) -> dict[str, Any]:
     recipe, fields = RUNS[name]
-    run = FOLDER / name
-    config = load_config(recipe, {**fields, "threads": threads, "run.dir": str(run)})
+    text = files("tether.recipes").joinpath(f"{recipe}.yaml").read_text(encoding="utf-8")
+    settings = {
+        "recipe": text,
+        "fields": fields,
+        "threads": threads,
+        "torch": version("torch"),
+    }
+    code = (f"src/tether/recipes/{recipe}.yaml", "scripts/measure_real_models.py", "src/tether")
+    run = FOLDER / store.path(name, settings).stem
+
+    def measure() -> dict[str, Any]:
+        peak = train(load_config(recipe, {**fields, "threads": threads, "run.dir": str(run)}))
+        return {"peak": peak, **read_run(run)}
+
+    return store.measured(f"real-{name}", settings, measure, code)
+
+
+def train(config: Any) -> int | None:
+    """Train a run, or what is left of it; return the peak memory if all of it was trained here."""
+    run = Path(config.run.dir)
     if (run / "evals.jsonl").is_file():
         done = [evaluation.iteration for evaluation in read_evaluations(run)]
         if config.train.iterations in done:
@@ -85,14 +115,13 @@ def train(name: str, threads: int) -> int | None:
     with Display(config) as display:
         result = api.train(config, watch=display, resume=(run / "config.yaml").is_file())
     if result.interrupted is not None:
-        sys.exit(f"{name} was stopped; the same command goes on.")
+        sys.exit(f"{run} was stopped; the same command goes on.")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return peak if result.resumed_from == 0 else None
 
 
-def measure(name: str) -> dict[str, Any]:
-    """Read everything that the tables need from a finished run's files."""
-    run = FOLDER / name
+def read_run(run: Path) -> dict[str, Any]:
+    """Return everything that the tables need, from a finished run's files."""
     config = load_config(run / "config.yaml")
     first, last = (sorted((run / "evals").glob("*.jsonl"))[i] for i in (0, -1))
     rows = {"before": read_lines(first), "after": read_lines(last)}
@@ -201,11 +230,55 @@ def second_half_explained(run: Path, iterations: int) -> float:
 
 
 def write_page(found: Mapping[str, Mapping[str, Any]]) -> None:
-    for recipe in ("sentiment", "instructions"):
-        names = [name for name in found if RUNS[name][0] == recipe]
-        missing = [name for name in RUNS if RUNS[name][0] == recipe and name not in found]
+    there = by_recipe(found)
+    for recipe, runs in by_recipe(RUNS).items():
+        names = there.get(recipe, [])
+        missing = [name for name in runs if name not in found]
         for page in (PAGE, DOCS / "zh" / "real-models.md"):
             put(page, recipe, [found[name] for name in names], names, missing)
+        if names:
+            draw({name: found[name] for name in names}, DOCS / "figures" / f"{recipe}.svg")
+
+
+def draw(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draw the score in training, and the held-out score against KL with what the probe says."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "tether"
+    from matplotlib import pyplot
+
+    figure, (course, ends) = pyplot.subplots(1, 2, figsize=(10, 3.8))
+    for name, result in found.items():
+        scores = smoothed([score for score, _ in result["curve"]])
+        line = course.plot(range(1, len(scores) + 1), scores, linewidth=1.2, label=name)[0]
+        mean, low, high = result["score"]["after"]
+        spent = result["kl"]["after"]
+        error = [[mean - low], [high - mean]]
+        ends.errorbar([spent], [mean], error, fmt="o", color=line.get_color(), label=name)
+        if pairs := probe_pairs([result]):
+            before, after = pairs[0]
+            gained = 100 * after.facts_gained(before).mean
+            ratio = after.perplexity_ratio(before).mean
+            said = f" facts {gained:+.1f}, text x {ratio:.2f}"
+            ends.annotate(said, (spent, mean), fontsize=7, va="top")
+    before = [result["score"]["before"][0] for result in found.values()]
+    ends.scatter([0] * len(before), before, marker="x", color="0.4", label="before")
+    course.set_xlabel("iteration")
+    course.set_ylabel("score in training, mean of 5")
+    ends.set_xlabel("KL, nats per response")
+    ends.set_ylabel("held-out score")
+    ends.margins(x=0.25)
+    ends.legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def smoothed(scores: Sequence[float], window: int = 5) -> list[float]:
+    """Return means over the last `window` scores; fewer at the beginning."""
+    parts = [scores[max(0, i + 1 - window) : i + 1] for i in range(len(scores))]
+    return [sum(part) / len(part) for part in parts]
 
 
 def put(
@@ -264,14 +337,19 @@ def arrow(pair: Mapping[str, Any], index: int | None = None) -> str:
     return f"{before:.0%} → {after:.0%}"
 
 
-def probe_rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    pairs = [[r["probe"][when] for when in ("before", "after")] for r in found]
+def probe_pairs(found: Sequence[Mapping[str, Any]]) -> list[tuple[ProbeResult, ProbeResult]]:
+    """Return the probes before and after of each run; nothing if a run has none."""
+    pairs = [(r["probe"]["before"], r["probe"]["after"]) for r in found]
     if not all(before and after for before, after in pairs):
         return []
-    results = [[ProbeResult.from_record(one) for one in pair] for pair in pairs]
+    return [(ProbeResult.from_record(a), ProbeResult.from_record(b)) for a, b in pairs]
+
+
+def probe_rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    results = probe_pairs(found)
     gained = [after.facts_gained(before) for before, after in results]
     ratios = [after.perplexity_ratio(before) for before, after in results]
-    return [
+    rows = [
         ("probe: facts before → after", [f"{b.facts().mean:.1%} → {a.facts().mean:.1%}"
                                          for b, a in results]),
         ("  change, 95% interval, points", [f"{100 * x.low:+.1f} to {100 * x.high:+.1f}"
@@ -280,6 +358,7 @@ def probe_rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]
                                           for b, a in results]),
         ("  ratio, 95% interval", [f"{x.low:.3f} – {x.high:.3f}" for x in ratios]),
     ]  # fmt: skip
+    return rows if results else []
 
 
 if __name__ == "__main__":

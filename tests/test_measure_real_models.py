@@ -57,3 +57,58 @@ def test_responses_that_keep_all_constraints_are_counted_by_part(script):
 def test_every_run_is_a_config_that_is_valid(script):
     for recipe, fields in script.RUNS.values():
         script.load_config(recipe, fields)
+
+
+def test_a_curve_is_smoothed_over_what_came_before(script):
+    assert script.smoothed([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
+
+
+def test_what_is_kept_is_pasted_and_what_is_not_is_named(script, tmp_path, monkeypatch):
+    probe = {"right": [True, False], "nats": [3.0, 4.0], "answers": ["Yes."]}
+    better = {"right": [True, True], "nats": [3.0, 4.0], "answers": ["No."]}
+    result = {
+        "score": {"before": [0.1, 0.0, 0.2], "after": [0.8, 0.7, 0.9]},
+        "kept": {"before": {}, "after": {}},
+        "kl": {"before": 0.0, "after": 3.5},
+        "distinct": {"before": [0.4, 0.8], "after": [0.4, 0.76]},
+        "greedy_different": {"before": 1.0, "after": 0.9},
+        "perplexity": {"before": 10.0, "after": 9.0},
+        "explained": 0.5,
+        "probe": {"before": probe, "after": better},
+        "samples": [{"prompt": "The tent", "before": "leaked.", "after": "is great."}],
+        "curve": [[0.1, 0.0], [0.8, 3.5]],
+        "iterations": 2,
+        "minutes": 11.5,
+        "peak": 2**30,
+        "machine": "2026-11-20, a machine.",
+    }
+    for language in ("", "zh"):
+        page = tmp_path / language / "real-models.md"
+        page.parent.mkdir(exist_ok=True)
+        lines = [f"<!-- {kind}: {script.MADE} -->\n<!-- end -->" for kind in (
+            "sentiment", "samples of sentiment", "instructions", "samples of instructions"
+        )]  # fmt: skip
+        page.write_text("\n".join(lines))
+    (tmp_path / "figures").mkdir()
+    monkeypatch.setattr(script, "DOCS", tmp_path)
+    monkeypatch.setattr(script, "PAGE", tmp_path / "real-models.md")
+    script.write_page({"sentiment-0": result})
+    for page in (tmp_path / "real-models.md", tmp_path / "zh" / "real-models.md"):
+        text = page.read_text()
+        assert "0.800" in text
+        assert "50.0% → 100.0%" in text
+        assert "x 0.90" in text
+        assert "is great." in text
+        assert "Not run: sentiment-1, sentiment-2" in text
+        assert "Not run: instructions-0" in text
+    assert "<svg" in (tmp_path / "figures" / "sentiment.svg").read_text()
+
+
+def test_a_run_that_is_kept_is_not_trained_again(script, tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(script, "train", lambda config: trained.append(config.seed))
+    monkeypatch.setattr(script, "read_run", lambda run: {"minutes": 1.0})
+    for _ in range(2):
+        found = script.measured(script.Store(tmp_path), "sentiment-1", threads=1)
+        assert (found["minutes"], found["settings"]["fields"]) == (1.0, {"seed": 1})
+    assert trained == [1]
