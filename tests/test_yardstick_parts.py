@@ -224,6 +224,17 @@ def test_every_kl_cell_is_a_config_that_measures_the_kl(script, cell):
     )
 
 
+def test_what_was_tried_afterwards_differs_in_strength_or_rate_alone(script):
+    part = script("yardstick_kl")
+    files = {"data.train": "tether:arithmetic/train.jsonl", "data.heldout": "other.jsonl"}
+    found = {
+        name: load_config(part.RECIPE, {**files, **fields}) for name, fields in part.TRIED.items()
+    }
+    assert [config.actor.lr for config in found.values()] == [4e-4, 1e-4, 1e-4]
+    assert [config.kl.in_reward.coef for config in found.values()] == [0.2, 0.05, 0.0]
+    assert [config.kl.in_loss.coef for config in found.values()] == [0.0, 0.0, 0.05]
+
+
 # Search -------------------------------------------------------------------------------------------
 
 
