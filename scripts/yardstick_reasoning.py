@@ -9,6 +9,7 @@ import importlib.util
 import json
 import random
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,12 @@ def write_lesson(folder: Path, seed: int) -> None:
     each = -(-STEPS * ROWS // len(named))
     rows = []
     for family, arguments in named.items():
-        items = reasoning_gym_family(family, LESSON_SEED + seed * each, each, arguments)
-        drawn = (items[i] for i in range(each))
-        rows += [{"prompt": x["question"], "response": str(x["answer"])} for x in drawn]
+        items = reasoning_gym_family(family, LESSON_SEED + 2 * seed * each, 2 * each, arguments)
+        drawn = (items[i] for i in range(2 * each))
+        answered = (x for x in drawn if str(x["answer"]))  # 0 in another base is an empty text
+        rows += [
+            {"prompt": x["question"], "response": str(x["answer"])} for x in islice(answered, each)
+        ]
     random.Random(f"Y3 {seed}").shuffle(rows)
     rows = rows[: STEPS * ROWS]
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
