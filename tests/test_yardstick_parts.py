@@ -133,6 +133,8 @@ def test_the_parity_tokenizer_has_one_token_for_each_character(parity):
     assert ids == [0, 1, 1, 0, 2, 3]
     assert tokenizer.decode(ids) == "0110.="
     assert parity.POSITIONS >= 21 + 20 + 1  # field, longest response, end
+    rollout = load_config(ROOT / "examples" / "parity" / "rl.yaml").rollout
+    assert 20 + 1 <= rollout.max_response_tokens <= parity.POSITIONS - 21
 
 
 def test_a_share_that_is_none_is_refused(parity, monkeypatch, capsys, tmp_path):
