@@ -33,8 +33,8 @@ CODE = (
     "src/tether",
 )
 SEEDS = (0, 1, 2)
-NUM_PEOPLE, NUM_TOWNS, HELDOUT = 160, 60, 300  # people and towns in each language
-PASSES, FRESH = 40, 20_000  # over the facts to know; and transcripts about worlds of a moment
+NUM_PEOPLE, NUM_TOWNS, HELDOUT = 90, 30, 300  # people and towns in each language
+PASSES, FRESH = 150, 10_000  # over the facts to know; and transcripts about worlds of a moment
 SEARCHES, RIGHT_QUERY = 0.5, 0.8  # habits taught for every question, known or not
 CELLS: Mapping[str, dict[str, Any]] = {
     "right": {},
