@@ -28,9 +28,15 @@ class Stopwatch(Watcher[Evaluation]):
 
 def run(job: Job) -> Result:
     os.chdir(job["folder"])  # the recipe names its files from there
-    changes = {"seed": job["seed"], "threads": job["threads"], "run.dir": job["scratch"]}
+    changes = {
+        "seed": job["seed"],
+        "threads": job["threads"],
+        "run.dir": job["scratch"],
+        "run.overwrite": True,
+        **job["fields"],
+    }
     watch = Stopwatch()
-    tether.train(tether.load_config("ppo.yaml", {**changes, "run.overwrite": True}), watch=watch)
+    tether.train(tether.load_config("ppo.yaml", changes), watch=watch)
     return {"curve": watch.curve}
 
 
