@@ -114,14 +114,23 @@ def test_replicas_sum_their_gradients_in_one_piece(planned):
 
 
 def test_a_sharded_pass_gathers_its_weights_and_scatters_its_gradients(planned):
-    plan = planned(launch={"num_workers": 2, "weights": "sharded"}, actor__microbatch_tokens=2 * 17)
+    launch = {"num_workers": 2, "weights": "sharded"}
+    plan = planned(launch=launch, actor__microbatch_tokens=2 * 17)
+    each = launch | {"gradient_sync": "microbatch"}
+    other = planned(launch=each, actor__microbatch_tokens=2 * 17)
     costs = {cost.what: cost.amount for cost in sent(plan.demand)}
     rows = plan.demand.longest_row
     assert rows == 17
     # 6 rows a process, two at a time; three roles read them.
     assert costs["weights, to read"] == pytest.approx(0.5 * 4 * (2 * ACTOR + CRITIC) * 3, abs=9)
     # Of 5 rows a step 3 at most are one process's: two microbatches in each of 2 x 3 steps.
-    assert costs["actor's weights, to learn"] == pytest.approx(0.5 * 3 * 4 * ACTOR * 12, abs=99)
+    # Weights are gathered twice in each; gradients are scattered once per step, or in each.
+    learn, amount = "actor's weights, to learn", 0.5 * 4 * ACTOR
+    assert costs[learn] == pytest.approx(amount * (2 * 12 + 6), abs=99)
+    found = {cost.what: cost.amount for cost in sent(other.demand)}
+    assert found[learn] == pytest.approx(amount * 3 * 12, abs=99)
+    assert part(plan, "actor's gradients") == pytest.approx(4 * ACTOR, abs=2)
+    assert part(other, "actor's gradients") == pytest.approx(4 * ACTOR / 2, abs=2)
     assert costs["sampler's copy"] == 0.5 * 4 * ACTOR
 
 

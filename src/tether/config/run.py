@@ -395,7 +395,7 @@ class LaunchSection(Section):
     address: str | None = None
     """address of the Ray cluster, such as ray://head:10001; default: a new one on this machine"""
     worker_resources: dict[str, PositiveFloat] = {}
-    """what Ray sets aside for each worker beside a GPU, such as {CPU: 8}; default: `threads` CPUs"""
+    """what Ray sets aside per worker beside a GPU, such as {CPU: 8}; default: `threads` CPUs"""
     accelerator_type: str | None = None
     """place Ray's workers on nodes with this kind of GPU, as Ray calls it: H100, A100-80G, …"""
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
