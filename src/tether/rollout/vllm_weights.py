@@ -154,7 +154,7 @@ def _open_to_write(path: Path, runs: Callable[[], bool]) -> int | None:
                 raise
             time.sleep(TICK_SECONDS)
             continue
-        with contextlib.suppress(OSError):  # a system may allow less
+        with contextlib.suppress(OSError, AttributeError):  # a system may allow less, or have none
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return pipe
     return None
