@@ -2,6 +2,9 @@
 
 import gc
 import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,27 @@ class Watched(Optimizer):
         return super().step()
 
 
+# Of microbatches, and of what they send; those of the steps alone.
+counts: Counter[str] = Counter()
+in_steps: dict[str, int] = {}
+
+
+@contextmanager
+def counting_sums() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("reduce_scatter_single", "reduce_scatter_tensor", "all_reduce"):
+            usual = getattr(torch.distributed, name, None)  # FSDP's choice differs by version
+            if usual is None:
+                continue
+
+            def counted(*args, usual=usual, name=name, **kwargs):
+                counts[name.partition("_s")[0]] += 1
+                return usual(*args, **kwargs)
+
+            patch.setattr(torch.distributed, name, counted)
+        yield
+
+
 def schedule(role: str) -> MinibatchSchedule:
     return MinibatchSchedule(
         role=role,
@@ -124,7 +148,7 @@ def schedule(role: str) -> MinibatchSchedule:
         iteration=0,
         epochs=1,
         minibatch_rows=3,
-        microbatch_tokens=20,
+        microbatch_tokens=8,  # a row each
         aggregation="token_mean",
         max_response_tokens=9,
     )
@@ -133,6 +157,7 @@ def schedule(role: str) -> MinibatchSchedule:
 def take_steps(told: Experience, role: str, optimizer, loss_of, report: UpdateReport) -> None:
     for step in optimizer_steps(told, schedule(role), optimizer, report):
         for batch in step.microbatches():
+            counts["microbatches"] += 1
             loss = loss_of(batch)
             step.add_loss("loss", loss)
             loss.backward()
@@ -147,8 +172,11 @@ def learn(kind: str) -> dict:
     if "recomputed" in kind:
         recompute_in_backward(model)
     policy, critic = Policy(model, 0.9, 20), Critic(build(kind), 20)
-    shard(model, model.base_model, called=model.base_model, keep_whole=True)
-    shard(critic, critic.trunk)
+    if "replicated" not in kind:
+        by_step = "each" not in kind
+        trunk = model.base_model
+        shard(model, trunk, called=trunk, keep_whole=True, sync_by_step=by_step)
+        shard(critic, critic.trunk, sync_by_step=by_step)
     sequences, mask = told.sequences, told.response_mask
     optimizer = Watched(trainable_parameters(model).values(), 0.01, 0.5)
     critic_optimizer = Watched(trainable_parameters(critic).values(), 0.01, 5.0)
@@ -172,8 +200,10 @@ def learn(kind: str) -> dict:
         found["base"] = AdapterOffReference(policy).log_probs(sequences, mask, zeros).numpy()
     found["log-probs before"] = policy.log_probs(sequences, mask).numpy()
     reports = UpdateReport(), UpdateReport()
+    counts.clear()
     take_steps(told, "actor", optimizer, actor_loss, reports[0])
     take_steps(told, "critic", critic_optimizer, critic_loss, reports[1])
+    in_steps.update(counts)
     assert reports[0].steps_taken == reports[1].steps_taken == 3
     found["log-probs"] = policy.log_probs(sequences, mask).numpy()
     found["values"], found["final values"] = (x.numpy() for x in critic.values(sequences, mask))
@@ -181,7 +211,7 @@ def learn(kind: str) -> dict:
         norm = report.meter.values()[f"{role}/grad_norm"]
         found[f"{role} norm"] = torch.tensor(norm).numpy()
     plain = unsharded_model(model)
-    assert (plain is model) is (world().size == 1)
+    assert (plain is model) is (world().size == 1 or "replicated" in kind)
     with torch.no_grad():
         found["logits"] = plain(input_ids=sequences.ids).logits.numpy()
     for name, source in ("actor", optimizer), ("critic", critic_optimizer):
@@ -218,6 +248,39 @@ def assert_learn_as_one(kinds: tuple[str, ...], tensor_parallel: int, size: int 
 @few_or_many("kinds", IN_PARTS[:1], IN_PARTS[1:])
 def test_two_processes_with_parts_learn_as_one(kinds):
     assert_learn_as_one(kinds, 1)
+
+
+def count_sums(kind: str) -> tuple[dict, dict]:
+    with entered("cpu", 1, 60.0), counting_sums():
+        return learn(kind), in_steps
+
+
+STEPS = 6  # three of the actor, three of the critic
+UNITS = 3 * 3 + 3 * 4  # two layers and the rest of the actor, the critic's embedding as well
+SMALL = 2 * STEPS  # the losses, and the norm of shards or whole gradients
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("llama", lambda n: {"reduce": UNITS, "all_reduce": SMALL}),
+        ("llama replicated", lambda n: {"all_reduce": SMALL}),
+        pytest.param(
+            "llama each",
+            lambda n: {"reduce": UNITS * n // STEPS},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_gradients_are_summed_once_per_step(kind, expected):
+    alone = learn(kind)
+    for found, counted in run_processes(2, count_sums, kind):
+        if "replicated" in kind:  # each process noted its own part of them
+            found |= {name: alone[name] for name in alone if " gradient " in name}
+        assert_agree(alone, found)
+        assert counted["microbatches"] > STEPS
+        for name, number in expected(counted["microbatches"]).items():
+            assert counted.get(name, 0) == number
 
 
 @pytest.mark.long

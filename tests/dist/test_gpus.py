@@ -7,6 +7,7 @@ import pretend_cuda
 import pytest
 import torch
 from helpers import changed, configured
+from pretend_cuda import CURRENT
 from torch import nn
 from train.test_tool_runs import WORLD
 
@@ -18,6 +19,8 @@ from tether.ppo import iteration
 from tether.ppo.result import first_controls
 from tether.ppo.roles import build_roles
 from tether.ppo.updates import minibatches
+from tether.rollout import sampler
+from tether.rollout.local import LocalSampler
 from tether.types import Rollout
 
 GRPO = {"advantage__estimator": "grpo", "critic": {}}
@@ -101,6 +104,24 @@ def leave_rollouts_on_the_cpu() -> None:
     Rollout.to = lambda self, device: self
 
 
+def collate_where_the_rows_were_sampled() -> None:
+    """Rows come from the other process on its GPU, and are collated on that of the first row."""
+    sample, move = LocalSampler.run, Rollout.to
+
+    def run(self, *arguments):
+        return move(sample(self, *arguments), torch.device("cuda", CURRENT["device"]))
+
+    LocalSampler.run = run
+    sampler.gather_results = gather_pickled
+    Rollout.to = lambda self, device: self
+
+
+def gather_pickled(compute):
+    mine, found = compute(), [None, None]
+    torch.distributed.all_gather_object(found, mine)
+    return found
+
+
 def forget_the_current_device() -> None:
     torch.cuda.set_device = lambda device: None
 
@@ -109,6 +130,7 @@ def forget_the_current_device() -> None:
 @pytest.mark.parametrize(
     ("fault", "weights", "said"),
     [
+        (collate_where_the_rows_were_sampled, "replicated", "Expected all tensors to be on the"),
         (leave_rollouts_on_the_cpu, "replicated", "Expected all tensors to be on the same device"),
         (forget_the_current_device, "sharded", "device cuda:0 but got cuda:1"),
     ],

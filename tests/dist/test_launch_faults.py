@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from helpers import changed, read_jsonl, table
 
 from dist.processes import _server, free_port
@@ -292,16 +293,58 @@ def test_waiting_for_gpus_is_called_so():
     said = []
     cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 64, "GPU": 3})
     settings = LaunchSection(kind="ray", num_workers=4)
+    for needs in ({"CPU": 2, "GPU": 1}, {"CPU": 32}, {"CPU": 1, "big": 2}):
+        driver = ray_launch._Driver(
+            cluster, None, None, settings, lambda *told: said.append(told), None, needs
+        )
+        driver._wait_for_room()
+    kind = LaunchSection(kind="ray", num_workers=4, accelerator_type="H100")
     driver = ray_launch._Driver(
-        cluster, None, None, settings, lambda *told: said.append(told), None, use_gpu=True
+        cluster, None, None, kind, lambda *told: said.append(told), None, {"CPU": 1}
     )
     driver._wait_for_room()
+    room = "waiting for room: launch.num_workers = 4 needs"
     assert said == [
+        ("warned", f"{room} a GPU each, and the cluster has 3"),
+        ("warned", f"{room} 32 CPU (threads) each, and the cluster has 64"),
+        ("warned", f"{room} 2 big each, and the cluster has 0"),
         (
             "warned",
-            "waiting for room: launch.num_workers = 4 needs a GPU each, and the cluster has 3",
-        )
+            f"{room} a node with H100 (launch.accelerator_type) each, and the cluster has 0",
+        ),
     ]
+
+
+def test_what_a_worker_needs_reaches_ray(monkeypatch):
+    """CPUs by its threads, a GPU where one is used, the kind of GPU, few nodes or many."""
+    train, torch_train = pytest.importorskip("ray.train"), pytest.importorskip("ray.train.torch")
+    asked = []
+    monkeypatch.setattr(train, "ScalingConfig", lambda **fields: asked.append(fields))
+    trainer = SimpleNamespace(fit=lambda: None)
+    monkeypatch.setattr(torch_train, "TorchTrainer", lambda *a, **fields: trainer)
+    given = {"placement": "SPREAD", "accelerator_type": "H100", "worker_resources": {"big": 2}}
+    for fields, use_gpu in (({}, False), (given, True)):
+        launch = LaunchSection(kind="ray", **fields)
+        needs = launch.resources_of_worker(threads=6, use_gpu=use_gpu)
+        ray_launch._fit({}, launch.model_dump(), 2, needs)
+    assert [one["resources_per_worker"] for one in asked] == [
+        {"CPU": 6},
+        {"CPU": 6, "GPU": 1, "big": 2},
+    ]
+    names = "num_workers", "use_gpu", "placement_strategy", "accelerator_type"
+    assert [[one[name] for name in names] for one in asked] == [
+        [2, False, "PACK", None],
+        [2, True, "SPREAD", "H100"],
+    ]
+    own = LaunchSection(kind="ray", worker_resources={"CPU": 1})
+    assert own.resources_of_worker(threads=6, use_gpu=False) == {"CPU": 1}
+
+
+@pytest.mark.parametrize("field", ["worker_resources: {CPU: 2}", "accelerator_type: H100"])
+def test_what_only_ray_places_is_refused_without_it(tiny_config, field):
+    launch = yaml.safe_load(f"{{{field}}}")
+    with pytest.raises(UserError, match="is for Ray's workers; write kind: ray, or leave it out"):
+        api.as_config(changed(tiny_config, launch=launch))
 
 
 def test_more_processes_than_gpus_of_a_machine_are_refused(monkeypatch):

@@ -10,6 +10,7 @@ from helpers import changed, configured, table
 from transformers import GPT2Config, LlamaConfig
 
 from tether import api
+from tether.config.load import load_config
 from tether.errors import UserError
 from tether.models.forward import output_head, trunk
 from tether.planning.cost import decoding, memory_bandwidth, model_operations, operations, sent
@@ -17,6 +18,8 @@ from tether.planning.dry_run import Batch, HeadedTrunk, backward_peak
 from tether.planning.machine import Machine
 from tether.planning.times import rates_of, stated_peak
 from tether.support.units import byte_text, time_text
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # tiny_model_dir: width 32, two heads of 16, two layers of q, k, v, o (32 x 32), gate, up, down
 # (32 x 64) and two norms; an embedding of 260 that is the head as well, and a last norm.
@@ -114,14 +117,23 @@ def test_replicas_sum_their_gradients_in_one_piece(planned):
 
 
 def test_a_sharded_pass_gathers_its_weights_and_scatters_its_gradients(planned):
-    plan = planned(launch={"num_workers": 2, "weights": "sharded"}, actor__microbatch_tokens=2 * 17)
+    launch = {"num_workers": 2, "weights": "sharded"}
+    plan = planned(launch=launch, actor__microbatch_tokens=2 * 17)
+    each = launch | {"gradient_sync": "microbatch"}
+    other = planned(launch=each, actor__microbatch_tokens=2 * 17)
     costs = {cost.what: cost.amount for cost in sent(plan.demand)}
     rows = plan.demand.longest_row
     assert rows == 17
     # 6 rows a process, two at a time; three roles read them.
     assert costs["weights, to read"] == pytest.approx(0.5 * 4 * (2 * ACTOR + CRITIC) * 3, abs=9)
     # Of 5 rows a step 3 at most are one process's: two microbatches in each of 2 x 3 steps.
-    assert costs["actor's weights, to learn"] == pytest.approx(0.5 * 3 * 4 * ACTOR * 12, abs=99)
+    # Weights are gathered twice in each; gradients are scattered once per step, or in each.
+    learn, amount = "actor's weights, to learn", 0.5 * 4 * ACTOR
+    assert costs[learn] == pytest.approx(amount * (2 * 12 + 6), abs=99)
+    found = {cost.what: cost.amount for cost in sent(other.demand)}
+    assert found[learn] == pytest.approx(amount * 3 * 12, abs=99)
+    assert part(plan, "actor's gradients") == pytest.approx(4 * ACTOR, abs=2)
+    assert part(other, "actor's gradients") == pytest.approx(4 * ACTOR / 2, abs=2)
     assert costs["sampler's copy"] == 0.5 * 4 * ACTOR
 
 
@@ -550,3 +562,12 @@ def test_the_peak_is_the_stated_one_or_the_data_sheet_s(tiny_config):
     assert peak() is None
     assert peak(device_kind="a100-80gb") == 19.5
     assert peak(device_kind="a100-80gb", teraflops=200) == 200
+
+
+@pytest.mark.long
+def test_a_70b_is_planned_to_load_within_80_gb_of_every_process(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plan = api.check(load_config("docs/plans/70b.yaml"))
+    [loading] = [phase.size for phase in plan.memory.phases if phase.when == "loading"]
+    assert loading < 80e9
+    assert part(plan, "weights") * plan.demand.workers > 80e9  # which no single one of them could

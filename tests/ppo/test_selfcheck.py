@@ -8,7 +8,8 @@ import torch
 from helpers import table
 
 from tether.errors import RunStopped
-from tether.ppo.selfcheck import check_rewards_add_up, check_start
+from tether.ppo import selfcheck
+from tether.ppo.selfcheck import BOUNDS, check_rewards_add_up, check_start, tolerances
 from tether.types import Scores
 
 
@@ -40,6 +41,21 @@ def test_a_sampler_that_disagrees_with_the_training_forward_stops_the_run(build,
     roles, config = build()
     with pytest.raises(RunStopped, match="sampler and training forward"):
         check_start(shifted_sampler(roles, shift), config)
+
+
+def test_bounds_grow_with_the_depth_and_with_what_a_repeat_measures(build, monkeypatch):
+    assert tolerances("float32", 8, 0.0) == tolerances("float32", 2, 1e-6) == BOUNDS["float32"]
+    deep, repeated = tolerances("float32", 32, 0.0), tolerances("float32", 8, 2e-5)
+    assert [deep.ratio, deep.sampler, deep.mean] == pytest.approx([4e-5, 4e-4, 4e-4])
+    assert [repeated.ratio, repeated.sampler] == pytest.approx([8e-5, 8e-4])
+    assert tolerances("float32", 8, 1.0).ratio == pytest.approx(1e-4)  # a mistake, not rounding
+    assert tolerances("bfloat16", 80, 1.0) == BOUNDS["bfloat16"]
+    roles, config = build()
+    spread = shifted_sampler(roles, 5e-4)
+    with pytest.raises(RunStopped, match=r"differ by up to 0\.0005.* more than 0\.0001 or 0\.0001"):
+        check_start(spread, config)
+    monkeypatch.setattr(selfcheck, "_repeat_gap", lambda *rows: 1e-4)
+    assert "sampler = trainer" in check_start(spread, config)
 
 
 BFLOAT16 = [

@@ -1,19 +1,24 @@
 """vLLM as the sampler. The first half needs no vLLM; the second is run by `make vllm`, in an
 environment of its own, and is skipped elsewhere."""
 
+import json
 import os
 import resource
 import signal
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
-from types import SimpleNamespace
+from queue import Queue
+from threading import Thread
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from helpers import configured, response, table, tiny_llama
 from models.families import EOS_IDS, GPT2, SHARED, SMOL, WINDOW, make_family
 from safetensors.torch import save_file
+from torch.multiprocessing import reductions
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -33,7 +38,7 @@ from tether.errors import RunStopped, UserError
 from tether.models.lora import add_adapter
 from tether.models.weights import trainable_parameters
 from tether.ppo.roles import build_roles
-from tether.rollout import vllm, vllm_engine
+from tether.rollout import vllm, vllm_engine, vllm_weights
 from tether.rollout.engine import EngineSampler, GenerationRequest
 from tether.rollout.local import LocalSampler
 from tether.rollout.sampler import Draw, Greedy, SingleTurn
@@ -117,6 +122,21 @@ FAKE = """
     import os
     from types import SimpleNamespace as Of
 
+    import torch
+
+    class Model:
+        def __init__(self):
+            self.weights = {"lm_head.weight": torch.ones(2, 3), "model.norm.weight": torch.ones(3)}
+
+        def named_parameters(self):
+            return self.weights.items()
+
+        def load_weights(self, weights):
+            lacking = os.environ.get("FAKE_LACKS", "").split(",")
+            found = {name: weight for name, weight in weights if name not in lacking}
+            self.weights.update(found)
+            return set(found)
+
     class SamplingParams:
         def __init__(self, **fields):
             self.__dict__.update(fields)
@@ -125,13 +145,18 @@ FAKE = """
         def __init__(self, model, max_model_len, **fields):
             if max_model_len < 10:
                 raise ValueError("no room\\nfor anything")
+            self.model = Model()
+            self.transfer = fields.get("weight_transfer_config")
 
-        def collective_rpc(self, method, kwargs):
+        def collective_rpc(self, method, args=(), kwargs=None):
+            if callable(method):
+                return [method(Of(get_model=lambda: self.model), *args)]
             assert method == "reload_weights"
-            self.weights = dict(kwargs["weights_iterator"])
+            assert self.transfer is None
+            self.model.load_weights(kwargs["weights_iterator"])
 
         def reset_prefix_cache(self):
-            self.token = round(float(self.weights["lm_head.weight"][0].sum()))
+            self.token = round(float(self.model.weights["lm_head.weight"][0].sum()))
 
         def generate(self, prompts, settings, use_tqdm):
             if prompts[0]["prompt_token_ids"] == [13]:
@@ -156,6 +181,49 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(ours))
 
 
+class InThread:
+    """A child process that is a thread of this one."""
+
+    usable = True
+
+    def __init__(self, module, setup, **more) -> None:
+        self.orders, self.answers = Queue(), Queue()
+        respond = vllm_engine.set_up(json.loads(json.dumps(setup)))
+
+        def serve() -> None:
+            for line in iter(self.orders.get, None):
+                for answer in respond(line):
+                    self.answers.put(json.loads(json.dumps(answer)))
+
+        Thread(target=serve, daemon=True).start()
+
+    def send(self, lines) -> None:
+        for line in lines:
+            self.orders.put(line)
+
+    def receive(self, seconds):
+        return self.answers.get(timeout=60)
+
+    def kill(self) -> None:
+        self.orders.put(None)
+
+
+@pytest.fixture
+def in_thread(fake, tmp_path, monkeypatch):
+    """The fake, with another text if one is given, in this process."""
+
+    def use(text: str = FAKE):
+        made = {"vllm": ModuleType("vllm"), "vllm.config": ModuleType("vllm.config")}
+        exec(textwrap.dedent(text), vars(made["vllm"]))
+        made["vllm.config"].WeightTransferConfig = SimpleNamespace
+        monkeypatch.setattr(vllm_engine, "import_module", made.__getitem__)
+        monkeypatch.setattr(vllm, "ChildProcess", InThread)
+        monkeypatch.setattr(vllm, "shares_gpu", lambda device, settings: True)
+        return vllm.VllmProcess(SETTINGS)
+
+    return use
+
+
 def head_of(value: float):
     model = tiny_llama(260, 256)
     with torch.no_grad():
@@ -172,7 +240,7 @@ def test_the_process_takes_weights_samples_and_says_how_it_failed(fake):
         assert (first.ids, first.log_probs) == ([3, token], [8.5, 8.5])
         assert (second.ids, second.log_probs) == ([5, 6, token], [9.0, 9.0, 9.0])
     child = engine.child
-    assert [path.name for path in child.folder.glob("*.safetensors")] == []
+    assert [path.name for path in child.folder.glob("*.safetensors")] == []  # not as a file
     with pytest.raises(RunStopped, match="vLLM failed: RuntimeError: out of blocks"):
         engine.generate([GenerationRequest([14], 2, 1.0, 0)])
     assert not child.process.usable
@@ -180,6 +248,85 @@ def test_the_process_takes_weights_samples_and_says_how_it_failed(fake):
     engine.load(head_of(2))  # a new process
     with pytest.raises(RunStopped, match="The process of vLLM ended with code 5"):
         engine.generate([GenerationRequest([13], 2, 1.0, 0)])
+
+
+# The same with vLLM's own transfer: a handle is a list of numbers here.
+TRANSFER = """
+    class Transferring(LLM):
+        def init_weight_transfer_engine(self, request):
+            assert request == {"init_info": {}} and self.transfer == Of(backend="ipc")
+            self.begun = []
+
+        def start_weight_update(self):
+            self.begun.append([])
+
+        def update_weights(self, request):
+            update, = [request["update_info"]]
+            [name], [dtype], [shape] = (update[x] for x in ("names", "dtype_names", "shapes"))
+            [[numbers]] = [one.values() for one in update["ipc_handles"]]
+            weight = torch.tensor(numbers, dtype=getattr(torch, dtype)).view(shape)
+            self.begun[-1] += self.model.load_weights([(name, weight)])
+
+        def finish_weight_update(self):
+            assert len(self.begun[-1]) > 1
+
+    LLM = Transferring
+"""
+
+
+def test_on_one_gpu_weights_go_by_handles_through_vllms_own_transfer(in_thread, monkeypatch):
+    monkeypatch.setattr(reductions, "reduce_tensor", lambda x: (None, x.flatten().tolist()))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda d: SimpleNamespace(uuid="u"))
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    engine = in_thread(FAKE + TRANSFER)
+    for token in (9, 21):
+        engine.load(head_of(token))
+        [row] = engine.generate([GenerationRequest([3, 4], 2, 1.0, 17)])
+        assert row.ids == [3, token]
+    assert [path.name for path in engine.child.folder.glob("weights*")] == []
+    engine.close()
+
+
+def test_a_vllm_without_a_transfer_gets_them_through_the_pipe(in_thread):
+    engine = in_thread(FAKE.replace("self.transfer = ", "del fields; self.transfer = None #"))
+    engine.load(head_of(9))
+    assert engine.generate([GenerationRequest([3, 4], 2, 1.0, 17)])[0].ids == [3, 9]
+    engine.close()
+
+
+def test_weights_that_vllm_does_not_take_are_one_sentence(in_thread, monkeypatch):
+    monkeypatch.setenv("FAKE_LACKS", "model.norm.weight")
+    engine = in_thread(FAKE.replace("self.transfer = ", "del fields; self.transfer = None #"))
+    with pytest.raises(
+        UserError, match=r"did not take 1 weights of this .*\(model\.norm\.weight\)"
+    ):
+        engine.load(head_of(1))
+    assert engine.child is None
+
+
+def test_tensors_come_through_the_pipe_as_they_are(tmp_path):
+    """Of every number format, empty and large ones; a reader that goes away ends the writing."""
+    sent = [
+        ("a", torch.randn(300, 4001)),  # more than the pipe holds
+        ("b", torch.randn(3, 2).bfloat16().t()),
+        ("c", torch.tensor(2.5)),
+        ("none", torch.zeros(0, 4)),
+        ("d", torch.arange(5)),
+    ]
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as apart:
+        reading = apart.submit(lambda: list(vllm_weights.read_tensors(path)))
+        vllm_weights.write_tensors(path, sent, lambda: True)
+        found = reading.result(30)
+        assert [name for name, _ in found] == [name for name, _ in sent]
+        assert all(
+            a.equal(b) and a.dtype == b.dtype for (_, a), (_, b) in zip(sent, found, strict=True)
+        )
+        reading = apart.submit(lambda: next(vllm_weights.read_tensors(path)))
+        vllm_weights.write_tensors(path, sent[1:2] + sent[:1] * 3, lambda: True)
+        assert reading.result(30)[0] == "b"
+    vllm_weights.write_tensors(path, sent, lambda: False)  # nobody is there
 
 
 @pytest.mark.long
@@ -234,7 +381,9 @@ class Sleeper:
 
     def collective_rpc(self, method, args=(), kwargs=None):
         assert self.awake
-        self.told.append(method if isinstance(method, str) else (method.__name__, *args))
+        name = method if isinstance(method, str) else method.__name__
+        if name not in ("note_weights", "missing_weights"):
+            self.told.append((name, *args) if args else name)
 
     def reset_prefix_cache(self) -> None: ...
 
@@ -265,6 +414,22 @@ def test_fields_of_the_config_reach_vllm(monkeypatch, tmp_path):
     assert llm.fields["kv_cache_memory_bytes"] == SETTINGS.cache_bytes
 
 
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ("Free memory on device cuda:0 (4/80 GiB) on startup is less than desired", "memory_share"),
+        ("64 GiB KV cache is needed, which is larger than the available", "cache_gigabytes"),
+    ],
+)
+def test_a_vllm_without_room_names_the_field(monkeypatch, tmp_path, said, field):
+    def refuse(self, **fields):
+        raise ValueError(said)
+
+    monkeypatch.setattr(Sleeper, "__init__", refuse)
+    with pytest.raises(UserError, match=rf"does not start with this model: .*; \w+ .*\.{field}"):
+        started(monkeypatch, tmp_path, gpus=1)
+
+
 def test_vllm_sleeps_between_samplings_and_wakes_for_weights(monkeypatch, tmp_path):
     llm, settings = started(monkeypatch, tmp_path, gpus=1, sleep=True)
     engine = vllm_engine.VllmEngine(settings)
@@ -281,7 +446,8 @@ def test_processes_that_share_layers_read_the_file_themselves(monkeypatch, tmp_p
     """An iterator over tensors cannot be sent to them."""
     llm, settings = started(monkeypatch, tmp_path, gpus=2, tensor_parallel=2)
     path = str(tmp_path / "weights")
-    assert vllm_engine._follow(llm, {"load": path}, settings) == {"loaded": True}
+    order = {"load": path, "whole": True}
+    assert list(vllm_engine._follow(llm, order, settings)) == [{"loaded": True}]
     assert llm.told == [("read_weights", path)]
     save_file({"a": torch.ones(2), "b": torch.zeros(1)}, path)
     found = {}

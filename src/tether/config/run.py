@@ -382,6 +382,9 @@ class TrainSection(Section):
         return self
 
 
+RAYS_OWN = ("worker_resources", "accelerator_type", "placement")
+
+
 class LaunchSection(Section):
     """How processes are started, and how weights are spread over them."""
 
@@ -391,12 +394,20 @@ class LaunchSection(Section):
     """processes; default: as many as torchrun started, else 1"""
     address: str | None = None
     """address of the Ray cluster, such as ray://head:10001; default: a new one on this machine"""
+    worker_resources: dict[str, PositiveFloat] = {}
+    """what Ray sets aside per worker beside a GPU, such as {CPU: 8}; default: `threads` CPUs"""
+    accelerator_type: str | None = None
+    """place Ray's workers on nodes with this kind of GPU, as Ray calls it: H100, A100-80G, …"""
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """Ray's workers on few nodes or on many; STRICT: on a single one, or on one each"""
     max_restarts: NonNegativeInt = 2
     """times that Ray restarts lost workers; they resume from the newest checkpoint"""
     weights: Literal["replicated", "sharded"] = "replicated"
     """a full copy on every process, or sharded over them by FSDP2"""
     tensor_parallel: PositiveInt = 1
     """processes that share the layers of one copy of a model"""
+    gradient_sync: Literal["step", "microbatch"] = "step"
+    """sum sharded gradients once per step, whole until then, or per microbatch, a shard of them"""
     samplers: NonNegativeInt = 0
     """samplers apart from training, placed by Ray; they overlap with it by rollout.lag; 0 = none"""
     sampler_resources: dict[str, PositiveFloat] = {"CPU": 1.0}
@@ -430,6 +441,19 @@ class LaunchSection(Section):
                 f"device_kind is {self.device_kind!r}; write one of {', '.join(DEVICES)}, or give "
                 f"teraflops, bandwidth_gigabytes and link_gigabytes"
             )
+        return self
+
+    def resources_of_worker(self, threads: int, use_gpu: bool) -> dict[str, float]:
+        """Return what Ray sets aside for each worker."""
+        found = {"CPU": float(threads), **({"GPU": 1.0} if use_gpu else {})}
+        return {**found, **self.worker_resources}
+
+    @model_validator(mode="after")
+    def _placed_by_ray(self) -> LaunchSection:
+        usual = LaunchSection.model_fields
+        given = [n for n in RAYS_OWN if getattr(self, n) != usual[n].default]
+        if given and self.kind != "ray":
+            raise ValueError(f"{given[0]} is for Ray's workers; write kind: ray, or leave it out")
         return self
 
     @property

@@ -3,11 +3,12 @@
 A unit is gathered for its own pass: every layer, the embedding, the output head. What else lies
 outside the layers (last norm, small heads, an embedding that is the head as well) is gathered when
 the trunk is called and stays until the backward pass is over, as it is read after the trunk.
-Gradients are added up over the replicas, each process keeping its part of the sum.
+Gradients are added up over the replicas, each process keeping its part of the sum: once per step
+(`until_synced`), so that they are whole until then, or after every microbatch.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -29,6 +30,7 @@ from tether.dist.world import world
 T = TypeVar("T")
 
 _roots: WeakSet[FSDPModule] = WeakSet()
+_synced_by_step: WeakSet[FSDPModule] = WeakSet()  # those whose gradients wait for the last pass
 _plain: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
@@ -39,6 +41,7 @@ def shard(
     keep_whole: bool = False,
     computed_in: torch.dtype | None = None,
     fill: Callable[[nn.Module], None] | None = None,
+    sync_by_step: bool = True,
 ) -> None:
     """Shard the weights of `root`; on one process do nothing.
 
@@ -50,6 +53,8 @@ def shard(
     Where products are computed in another format than weights are stored in, `computed_in`, layers
     are gathered in it and their gradients summed in float32. What lies outside the layers is
     gathered as it is stored: heads multiply in float32.
+
+    With `sync_by_step` gradients are summed as `until_synced` says, else in every backward pass.
     """
     mesh = world().mesh
     if mesh is None:
@@ -74,7 +79,9 @@ def shard(
         register_fsdp_forward_method(head, "run")
     if fill is not None:
         fill(root)
-    _roots.add(_set_up(root))
+    _roots.add(sharded := _set_up(root))
+    if sync_by_step:
+        _synced_by_step.add(sharded)
     if plain is not None:
         _plain[root] = plain
 
@@ -87,6 +94,27 @@ def run_head(head: nn.Module, function: Callable[..., T], *arguments: object) ->
     if not isinstance(head, FSDPModule):
         return function(head, *arguments)
     return vars(head)["run"](function, *arguments)
+
+
+def until_synced(microbatches: Iterable[T]) -> Iterator[T]:
+    """Yield the microbatches of a step; the backward pass of the last one sums the gradients over
+    the replicas. Every process must have as many.
+    """
+    rest = iter(microbatches)
+    here = next(rest, None)
+    try:
+        while here is not None:
+            following = next(rest, None)
+            _sync_gradients(following is None)
+            yield here
+            here = following
+    finally:
+        _sync_gradients(True)
+
+
+def _sync_gradients(on: bool) -> None:
+    for root in _synced_by_step:
+        root.set_requires_gradient_sync(on)
 
 
 def outer_modules(root: nn.Module, trunk: nn.Module | None) -> list[nn.Module]:

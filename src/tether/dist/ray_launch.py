@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tether import __version__
-from tether.config import LaunchSection
+from tether.config import LaunchSection, cores
 from tether.dist.environment import launched_rank
 from tether.dist.ray_cluster import connected
 from tether.dist.ray_mailbox import Mailbox, WorkerMailbox, open_mailbox
@@ -27,6 +27,7 @@ T = TypeVar("T")
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 5.0  # for the first worker to say how it ended, once another has
 GOODBYE_SECONDS = 30.0  # for Ray to end its workers, once they are done
+ACCELERATOR_SHARE = 0.001  # of a node's kind of GPU, as Ray asks for one
 START_SECONDS = 120.0  # for workers to start where there is room; torch alone takes a while
 
 
@@ -53,6 +54,7 @@ def run_on_ray(
     work: Callable[[WorkerMailbox], T],
     settings: LaunchSection,
     device: str,
+    threads: int,
     on_message: Callable[..., None],
     signals: Signals,
 ) -> T:
@@ -62,14 +64,18 @@ def run_on_ray(
     """
     workers = settings.num_workers or 1
     # In this order: connecting to Ray replaces the signal handlers.
-    with connected(settings.address, workers) as ray, signals:
+    cpus = settings.resources_of_worker(threads, use_gpu=False)["CPU"]
+    # Ray counts CPUs and divides none: a cluster of this machine alone has what its workers need.
+    room = {"num_cpus": max(cores(), math.ceil(workers * cpus))}
+    with connected(settings.address, workers, room) as ray, signals:
         use_gpu = _wants_gpu(ray, device, workers)
+        needs = settings.resources_of_worker(threads, use_gpu)
         mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
         job = {"mailbox": mailbox, "work": work, "versions": versions(), "folder": os.getcwd()}
         fit = ray.remote(num_cpus=0, max_retries=0)(_fit)
-        placed = fit.remote(job, settings.model_dump(), workers, use_gpu)
+        placed = fit.remote(job, settings.model_dump(), workers, needs)
         try:
-            driver = _Driver(ray, mailbox, placed, settings, on_message, signals, use_gpu)
+            driver = _Driver(ray, mailbox, placed, settings, on_message, signals, needs)
             result = driver.follow()
             ray.wait([placed], timeout=GOODBYE_SECONDS)
         except ray.exceptions.RayError as error:
@@ -88,10 +94,12 @@ class _Driver:
         settings: LaunchSection,
         on_message: Callable[..., None],
         signals: Signals,
-        use_gpu: bool,
+        needs: Mapping[str, float],
     ) -> None:
         self.ray, self.mailbox, self.placed = ray, mailbox, placed
-        self.use_gpu = use_gpu
+        self.needs = dict(needs)
+        if settings.accelerator_type is not None:
+            self.needs[f"accelerator_type:{settings.accelerator_type}"] = ACCELERATOR_SHARE
         self.settings, self.on_message, self.signals = settings, on_message, signals
         self.began = time.monotonic()
         self.first_end = math.inf
@@ -144,8 +152,10 @@ class _Driver:
         workers, limit = self.settings.num_workers or 1, self.settings.start_timeout_seconds
         kind = self._scarcest(workers)
         total = self.ray.cluster_resources().get(kind, 0)
-        why = f"launch.num_workers = {workers} needs a {kind} each, and the cluster has {total:g}"
-        if total >= workers:
+        enough = total >= workers * self.needs[kind]
+        why = f"launch.num_workers = {workers} needs {self._each(kind)} each, and the cluster has "
+        why += f"{total:g}"
+        if enough:
             limit = max(limit, START_SECONDS)
         if time.monotonic() > self.began + limit:
             free = self.ray.available_resources().get(kind, 0)
@@ -153,14 +163,24 @@ class _Driver:
                 f"No worker has started in {limit:g} s (launch.start_timeout_seconds): {why}, of "
                 f"which {free:g} are free."
             )
-        if total < workers and not self.warned:
+        if not enough and not self.warned:
             self.on_message("warned", f"waiting for room: {why}")
             self.warned = True
 
     def _scarcest(self, workers: int) -> str:
-        """Return what the cluster has too little of for the workers: GPUs, or else CPUs."""
+        """Return what the cluster has too little of for the workers: GPUs first, else CPUs."""
         has = self.ray.cluster_resources()
-        return "GPU" if self.use_gpu and has.get("GPU", 0) < workers else "CPU"
+        lacks = [n for n, x in self.needs.items() if has.get(n, 0) < workers * x]
+        return "GPU" if "GPU" in lacks else (lacks or ["CPU"])[0]
+
+    def _each(self, kind: str) -> str:
+        """Say what a worker needs of it."""
+        amount, (name, _, accelerator) = self.needs[kind], kind.partition(":")
+        if accelerator:
+            return f"a node with {accelerator} (launch.accelerator_type)"
+        if name == "CPU" and amount > 1 and name not in self.settings.worker_resources:
+            return f"{amount:g} CPU (threads)"
+        return f"a {name}" if amount == 1 else f"{amount:g} {name}"
 
     def _failure(self) -> Exception:
         """Return why Ray gave up."""
@@ -193,11 +213,14 @@ def explain(error: Exception, max_restarts: int) -> Exception:
     )
 
 
-def _fit(job: dict[str, Any], launch: dict[str, Any], workers: int, use_gpu: bool) -> None:
+def _fit(
+    job: dict[str, Any], launch: dict[str, Any], workers: int, needs: Mapping[str, float]
+) -> None:
     """Place the workers, from a node of the cluster, and place them anew when some are lost."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    use_gpu = needs.get("GPU", 0) > 0
     restarts, seconds = launch["max_restarts"], launch["start_timeout_seconds"]
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(max(seconds, START_SECONDS))
     # Ray stores its own results there; nothing of them is needed beside the run directory.
@@ -209,7 +232,13 @@ def _fit(job: dict[str, Any], launch: dict[str, Any], workers: int, use_gpu: boo
             torch_config=TorchConfig(
                 backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(seconds)
             ),
-            scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+            scaling_config=ScalingConfig(
+                num_workers=workers,
+                use_gpu=use_gpu,
+                resources_per_worker=dict(needs),
+                placement_strategy=launch["placement"],
+                accelerator_type=launch["accelerator_type"],
+            ),
             run_config=RunConfig(name="tether", storage_path=storage, failure_config=failures),
         )
         trainer.fit()

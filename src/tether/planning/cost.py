@@ -174,8 +174,11 @@ def _gathered_and_scattered(d: Demand, share: float) -> list[Cost]:
     for role, size in d.learners.items():
         backwards = d.microbatches(role) * d.steps(role)
         gradients = d.shards * d.held(size.learning_bytes, size.linear_learning_bytes)
-        amount = share * (2 * layers(size) + gradients) * backwards
-        because = f"2 x weights + gradients, in {backwards} microbatches"
+        sums, because = backwards, f"2 x weights + gradients, in {backwards} microbatches"
+        if d.keeps_gradients_whole(role):
+            sums = d.steps(role)
+            because = f"2 x weights in {backwards} microbatches, gradients in {sums} steps"
+        amount = share * (2 * layers(size) * backwards + gradients * sums)
         found.append(Cost(f"{role}'s weights, to learn", amount, because))
     return found
 

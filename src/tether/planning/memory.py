@@ -200,10 +200,14 @@ def _learning(d: Demand, role: Learner) -> list[Part]:
     # Gradients of whole weights grow while activations are freed, so their peak is found together;
     # those of sharded ones are reduced layer by layer.
     gradients = d.held(size.learning_bytes, size.linear_learning_bytes)
+    held = f"{si(size.learning)} that learn{_divided(d)}"
+    if d.keeps_gradients_whole(role):
+        gradients *= d.shards
+        held = f"{si(size.learning)} that learn, whole until they are summed (launch.gradient_sync)"
     activations = peak(keep_gradients=whole) - (gradients if whole else 0)
     because = f"{batch.text}, {backwards} per step"
     return [
-        Part(f"{role}'s gradients", gradients, f"{si(size.learning)} that learn{_divided(d)}"),
+        Part(f"{role}'s gradients", gradients, held),
         *_whole_layers(d, learn=True),
         Part(f"{role}'s activations", activations, because),
         *(_of_update(d, activations) if role == "actor" else []),

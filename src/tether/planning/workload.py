@@ -241,6 +241,11 @@ class Demand:
         actor = self.networks.actor
         return stored * compute_type(actor).itemsize // max(1, actor.dtype.itemsize)
 
+    def keeps_gradients_whole(self, role: Learner) -> bool:
+        """Return whether sharded gradients wait, whole, for the last microbatch of a step."""
+        by_step = self.config.launch.gradient_sync == "step"
+        return self.shards > 1 and by_step and self.microbatches(role) > 1
+
     def held(self, whole: int, linear: int) -> int:
         """Return a process's share of so many bytes, `linear` of them in the layers' matrices."""
         return math.ceil((whole - linear + linear / self.layer_ways) / self.shards)

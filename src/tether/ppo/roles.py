@@ -158,7 +158,7 @@ def build_roles(
     if config.launch.tensor_parallel > 1:
         refuse_unshareable(model.config, config.launch.tensor_parallel)
     if config.launch.weights == "sharded":
-        _shard_weights(model, critic, reference, scorer, device)
+        _shard_weights(config.launch, model, critic, reference, scorer, device)
     # From here on all weights have been read. What these passes gather is let go again: optimizers
     # hold shards.
     refuse_unsplittable(model, lower_layers, config.model.actor)
@@ -266,6 +266,7 @@ def loads_in_parts(launch: LaunchSection) -> bool:
 
 
 def _shard_weights(
+    launch: LaunchSection,
     actor: PreTrainedModel,
     critic: ValueFunction,
     reference: Reference,
@@ -274,11 +275,11 @@ def _shard_weights(
 ) -> None:
     """Give every process a shard of every role's weights."""
     layers, fill = trunk(actor), partial(read_own_parts, device=device)
-    computed = computed_in(layers)
-    shard(actor, layers, layers, keep_whole=True, computed_in=computed, fill=fill)
+    give = partial(shard, fill=fill, sync_by_step=launch.gradient_sync == "step")
+    give(actor, layers, layers, keep_whole=True, computed_in=computed_in(layers))
     for network in (*critic.networks(), *reference.networks(), *scorer.networks()):
         computed = None if network.trunk is None else computed_in(network.trunk)
-        shard(network.module, network.trunk, network.called, computed_in=computed, fill=fill)
+        give(network.module, network.trunk, network.called, computed_in=computed)
 
 
 def _build_reference(

@@ -14,6 +14,7 @@ from tether.config import Config
 from tether.data.batching import join, microbatches
 from tether.dist.world import world
 from tether.errors import RunStopped
+from tether.models.forward import layer_stack, trunk
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
 from tether.rollout.sampler import Draw
@@ -35,6 +36,20 @@ class Bounds:
 # by 0.10 at most and 0.028 on average; mistakes in positions, masks or weights are larger.
 MOST_OF_ANOTHER_ENGINE = 0.5  # mean over the tokens; weights that did not arrive are off by nats
 BOUNDS = {"float32": Bounds(1e-5, 1e-4, 1e-4), "bfloat16": Bounds(1.0, 1.0, 0.1)}
+# These are of models of so many layers. Rounding adds up over more, and other kernels round more:
+# as much as the same rows differ that are read in other batches, where that is not a mistake.
+LAYERS, REPEATS, MOST_BY_REPEAT = 8, 4.0, 10.0
+
+
+def tolerances(number_format: str, layers: int, repeat: float) -> Bounds:
+    """Return the bounds of a model of so many layers whose log-probs move by `repeat` in another
+    batch; bfloat16's are as wide as they can be and still find a mistake."""
+    usual = BOUNDS[number_format]
+    if number_format == "bfloat16":
+        return usual
+    deep = max(1.0, layers / LAYERS)
+    wide = min(MOST_BY_REPEAT, max(1.0, REPEATS * repeat / (usual.ratio * deep)))
+    return Bounds(*(deep * wide * bound for bound in (usual.ratio, usual.sampler, usual.mean)))
 
 
 def check_rewards_add_up(
@@ -59,7 +74,8 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
 
     Before the first update the ratio of new to old policy is 1. Where the reference has the
     actor's weights, as in a fresh run, the KL is 0. The sampler's log-probs equal those of the
-    training forward. Each is held to the bound of the coarsest number format at work.
+    training forward. Each is held to the bound of the coarsest number format at work, of the
+    model's depth, and of what the same rows differ by in another batch.
     """
     prompts = roles.train_prompts.first(min(PROMPTS, config.rows))
     roles.sampler.sync(roles.actor.model, 0)
@@ -75,7 +91,9 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
 
     coarse = "bfloat16" in (config.model.dtype, config.model.compute)
     number_format = "bfloat16" if coarse else "float32"
-    bounds = BOUNDS[number_format]
+    repeat = _repeat_gap(roles.actor, sequences, mask, old_log_probs)
+    layers = len(layer_stack(trunk(roles.actor.model)))
+    bounds = tolerances(number_format, layers, repeat)
     ratio_gap = (new_log_probs - old_log_probs).detach()[mask].abs()
     sampler_gap = (rollout.rollout_log_probs - old_log_probs).detach()[mask].abs()
     what = f"in {number_format} the first ratio is not 1: new and old log-probs"
@@ -106,6 +124,21 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     rewards = shape_rewards(place_scores(scores.values, mask), kl, beta)
     check_rewards_add_up(rewards, scores, kl, beta)
     return ", ".join([*parts, "rewards = score - beta*KL"])
+
+
+def _repeat_gap(
+    actor: Policy,
+    sequences: Sequences,
+    mask: Bool[Tensor, "rows response"],
+    log_probs: Float[Tensor, "rows response"],
+) -> float:
+    """Return by how much log-probs of the first half of the rows move if they are read alone."""
+    rows = torch.arange(max(1, len(sequences.ids) // 2))
+    part = sequences.select(rows)
+    counted = mask[rows, : part.width]
+    again = actor.log_probs(part, counted)
+    gap = (again - log_probs[rows, : part.width])[counted].abs()
+    return float(gap.max()) if gap.numel() else 0.0
 
 
 def _microbatches(

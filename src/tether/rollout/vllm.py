@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -32,10 +33,12 @@ from tether.rollout.vllm_engine import (
     number_format,
     write_config,
 )
+from tether.rollout.vllm_weights import handle_of, write_tensors
 from tether.support.child_process import Answer, ChildEnded, ChildProcess
 
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS = "weights.safetensors"
+PIPE = "weights.pipe"
 LOG = "log.txt"
 LOCK = "lock"
 PREFIX = "tether-vllm-"
@@ -104,17 +107,19 @@ class VllmProcess:
         self.child: _Child | None = None
 
     def load(self, weights: PreTrainedModel) -> None:
-        """Write the weights to a file for the child, which is started if it is not running."""
+        """Hand the weights to the child, which is started if it is not running."""
         child = self.child = self.child or _Child(weights, self.tokenizer, self.settings)
-        path = child.folder / WEIGHTS
-        tensors = {name: x.cpu().contiguous().clone() for name, x in named_weights(weights)}
         try:
-            write_weights(tensors, path)
+            with torch.no_grad():
+                if self.settings.tensor_parallel > 1:  # each of its processes reads all of them
+                    _through_file(child, weights)
+                elif child.handles and child.ask({"begin": True})["handles"]:
+                    _by_handles(child, weights)
+                else:
+                    _through_pipe(child, weights)
         except BaseException:
             self.close()
             raise
-        self._ask(child, {"load": str(path)})
-        path.unlink()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Return a completion per request, in order."""
@@ -140,6 +145,40 @@ class VllmProcess:
         except BaseException:  # half an answer may be in the pipe, so the child cannot be reused
             self.close()
             raise
+
+
+def shares_gpu(device: torch.device, settings: Settings) -> bool:
+    """Tell whether vLLM is on the trainer's GPU alone, so that it can read that one's memory."""
+    return device.type == "cuda" and settings.tensor_parallel == 1
+
+
+def _through_pipe(child: "_Child", weights: PreTrainedModel) -> None:
+    """Send one tensor after the other; the child loads each as it comes."""
+    path = child.folder / PIPE
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    child.ask({"load": str(path)})
+    write_tensors(path, named_weights(weights), lambda: child.process.usable)
+    child.receive()
+
+
+def _by_handles(child: "_Child", weights: PreTrainedModel) -> None:
+    """Let vLLM read this process's GPU memory; all of it stays as it is until the end."""
+    held = []
+    for name, weight in named_weights(weights):
+        held.append(weight.contiguous())
+        child.ask(handle_of(name, held[-1]))
+    child.ask({"finish": True})
+    del held
+    torch.cuda.ipc_collect()
+
+
+def _through_file(child: "_Child", weights: PreTrainedModel) -> None:
+    path = child.folder / WEIGHTS
+    tensors = {name: x.cpu().contiguous().clone() for name, x in named_weights(weights)}
+    write_weights(tensors, path)
+    child.ask({"load": str(path), "whole": True})
+    path.unlink()
 
 
 def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
@@ -188,9 +227,11 @@ class _Child:
     ) -> None:
         shared = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
         self.folder, lock = make_locked_folder(shared)
+        self.handles = shares_gpu(model.device, settings)
         write_config(model, tokenizer, self.folder)
         spec = {
             **asdict(settings),
+            "handles": self.handles,
             "folder": str(self.folder),
             "number_format": number_format(model),
         }
@@ -210,10 +251,17 @@ class _Child:
         self.end = weakref.finalize(self, _end, self.process, self.folder, lock)
 
     def ask(self, order: dict[str, Any]) -> Answer:
+        self.process.send([json.dumps(order)])
+        return self.receive()
+
+    def receive(self) -> Answer:
+        """Return the child's next answer; an error that it tells ends the run."""
         with self._stopping_the_run():
-            answer = self.process.ask(order, seconds=None)
+            answer = self.process.receive(seconds=None)
         if "error" in answer:
             raise RunStopped(f"vLLM failed: {answer['error']}")
+        if "refused" in answer:
+            raise UserError(answer["refused"])
         return answer
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """vLLM (PagedAttention, Kwon et al., arXiv 2309.06180) as an engine inside this process.
 
 `python -m tether.rollout.vllm_engine IN OUT` is the child process of `VllmProcess` (see
-`tether.support.child_process`). Weights come through a safetensors file.
+`tether.support.child_process`). How weights come there is in `tether.rollout.vllm_weights`.
 """
 
 import copy
@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +24,14 @@ from tether.errors import UserError, describe
 from tether.models.lora import adapter_merged
 from tether.models.precision import compute_type
 from tether.rollout.engine import Completion, GenerationRequest
+from tether.rollout.vllm_weights import (
+    missing_weights,
+    note_weights,
+    read_tensors,
+    refuse_missing,
+    takes_handles,
+    update_of,
+)
 from tether.support.child_process import Answer, Respond, serve
 
 # A single process, and no usage statistics.
@@ -46,6 +55,7 @@ class Settings:
     eager: bool = True
     tensor_parallel: int = 1
     sleep: bool = False
+    handles: bool = False  # weights may come as handles of this GPU's memory
 
 
 class VllmEngine:
@@ -128,12 +138,23 @@ def start_llm(folder: str, floats: str, settings: Settings) -> Any:
             disable_log_stats=True,
             seed=0,
             **_of_a_gpu(settings),
+            **_transfer(settings),
         )
     except Exception as error:  # of many kinds, for shapes, memory and versions
-        raise UserError(f"vLLM does not start with this model: {describe(error)}") from error
+        said = describe(error)
+        raise UserError(f"vLLM does not start with this model: {said}{_room(said)}") from error
     finally:
         torch.set_num_threads = set_num_threads  # vLLM on a CPU disables it
         torch.set_num_threads(settings.threads)
+
+
+def _room(said: str) -> str:
+    """Return which field gives vLLM the room that it says it lacks."""
+    if "KV cache" in said:
+        return "; raise rollout.vllm.cache_gigabytes"
+    if "memory" in said:
+        return "; lower rollout.vllm.memory_share, or free memory of that device"
+    return ""
 
 
 def _of_a_gpu(settings: Settings) -> dict[str, Any]:
@@ -143,6 +164,17 @@ def _of_a_gpu(settings: Settings) -> dict[str, Any]:
     cache is given. The trainer is there before it.
     """
     return {"gpu_memory_utilization": settings.memory_share} if torch.cuda.is_available() else {}
+
+
+def _transfer(settings: Settings) -> dict[str, Any]:
+    """Return the setting of vLLM's own weight transfer; a version without it has none."""
+    if not settings.handles:
+        return {}
+    try:
+        made = import_module("vllm.config").WeightTransferConfig
+    except (ImportError, AttributeError):
+        return {}
+    return {"weight_transfer_config": made(backend="ipc")}
 
 
 def rest(llm: Any, settings: Settings) -> None:
@@ -162,8 +194,21 @@ def load_weights(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 
     Its prefix cache, computed with the old weights, is emptied.
     """
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    with watching_first(llm):
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
+
+
+@contextmanager
+def watching_first(llm: Any) -> Iterator[None]:
+    """Refuse weights that did not arrive; what arrives the first time does so later."""
+    if getattr(llm, "tether_loaded", False):
+        yield
+        return
+    llm.collective_rpc(note_weights)
+    yield
+    refuse_missing(llm.collective_rpc(missing_weights))
+    llm.tether_loaded = True
 
 
 def generate(
@@ -212,32 +257,63 @@ def set_up(spec: dict[str, Any]) -> Respond:
     settings = Settings(**{**spec, "eos_ids": tuple(spec["eos_ids"])})
     llm = start_llm(folder, floats, settings)
 
-    def respond(line: str) -> list[Answer]:
+    def respond(line: str) -> Iterator[Answer]:
         try:
-            return [_follow(llm, json.loads(line), settings)]
+            yield from _follow(llm, json.loads(line), settings)
+        except UserError as error:
+            yield {"refused": str(error)}
         except Exception as error:  # vLLM may raise anything; the parent stops the run
-            return [{"error": describe(error)}]
+            yield {"error": describe(error)}
 
     return respond
 
 
-def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> Answer:
+def _follow(llm: Any, order: dict[str, Any], settings: Settings) -> Iterator[Answer]:
     if "rest" in order:
         rest(llm, settings)
-        return {"rests": True}
+        yield {"rests": True}
+        return
     wake(llm, settings)
-    if "load" in order:
-        if settings.tensor_parallel > 1:  # an iterator cannot be sent to its processes
+    if "load" in order and "whole" in order:  # an iterator cannot be sent to vLLM's own processes
+        with watching_first(llm):
             llm.collective_rpc(read_weights, args=(order["load"],))
-            llm.reset_prefix_cache()
-            return {"loaded": True}
-        with safe_open(order["load"], framework="pt") as file:
-            load_weights(llm, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
-        return {"loaded": True}
-    requests = [
-        GenerationRequest(**{**one, "stop": tuple(one["stop"])}) for one in order["requests"]
-    ]
-    return {"completions": [asdict(one) for one in generate(llm, requests, settings.eos_ids)]}
+        llm.reset_prefix_cache()
+        yield {"loaded": True}
+    elif "load" in order:
+        yield {"reads": True}
+        load_weights(llm, read_tensors(Path(order["load"])))
+        yield {"loaded": True}
+    elif "requests" in order:
+        requests = [
+            GenerationRequest(**{**one, "stop": tuple(one["stop"])}) for one in order["requests"]
+        ]
+        found = generate(llm, requests, settings.eos_ids)
+        yield {"completions": [asdict(one) for one in found]}
+    else:
+        yield _transferred(llm, order)
+
+
+def _transferred(llm: Any, order: dict[str, Any]) -> Answer:
+    """Follow one order of a transfer by handles: begin, any number of updates, finish."""
+    if "begin" in order:
+        if not takes_handles(llm):
+            return {"handles": False}
+        if not getattr(llm, "tether_transfers", False):
+            llm.init_weight_transfer_engine({"init_info": {}})
+            llm.tether_transfers = True
+        if not getattr(llm, "tether_loaded", False):
+            llm.collective_rpc(note_weights)
+        llm.start_weight_update()
+        return {"handles": True}
+    if "update" in order:
+        llm.update_weights(update_of(order))
+        return {"taken": True}
+    llm.finish_weight_update()
+    if not getattr(llm, "tether_loaded", False):
+        refuse_missing(llm.collective_rpc(missing_weights))
+        llm.tether_loaded = True
+    llm.reset_prefix_cache()
+    return {"loaded": True}
 
 
 def read_weights(worker: Any, path: str) -> None:

@@ -14,6 +14,7 @@ from tether.config.stages import RewardModelConfig
 from tether.data.batching import Microbatch, own_microbatches
 from tether.data.dialogues import PreferencePair, load_pairs
 from tether.dist.collectives import all_reduce_sum
+from tether.dist.fsdp import until_synced
 from tether.models.reward_model import (
     RewardModel,
     dialogues_as_sequences,
@@ -84,7 +85,7 @@ class RewardModelStage:
         pairs = [self.train[row] for row in rows]
         chosen, rejected = torch.zeros(2, len(pairs), dtype=self.reward.float_type)
         loss = 0.0
-        for own in self._parts(pairs):
+        for own in until_synced(self._parts(pairs)):
             ours, theirs = self._read_pairs([pairs[place] for place in own.rows.tolist()])
             share = bradley_terry_losses(ours, theirs).sum() / len(pairs)
             if own.idle:  # for a process that has run out of pairs

@@ -24,6 +24,7 @@ from tether.data.batching import (
     pad_right,
 )
 from tether.data.dialogues import Conversation, encode_prompt_and_response, load_conversations
+from tether.dist.fsdp import until_synced
 from tether.dist.world import world
 from tether.models.forward import Network, trunk
 from tether.models.loading import load_causal_lm
@@ -69,7 +70,7 @@ class SFTStage:
         float_type = torch.promote_types(self.model.dtype, torch.float32)
         weights = cell_weights("token_mean", mask, 1, float_type)
         loss, cells = 0.0, 0
-        for own in own_parts(sequences, self.policy.microbatch_tokens):
+        for own in until_synced(own_parts(sequences, self.policy.microbatch_tokens)):
             some, part = own.rows, sequences.select(own.rows)
             learnt, counts = mask[some, : part.width], weights[some, : part.width]
             if own.idle:  # for a process that has run out of rows

@@ -172,7 +172,14 @@ def give_shards(
         refuse_unshareable(layers.config, launch.tensor_parallel)
     if launch.weights == "sharded":
         computed, fill = computed_in(layers), partial(read_own_parts, device=device)
-        shard(network.module, layers, network.called, computed_in=computed, fill=fill)
+        shard(
+            network.module,
+            layers,
+            network.called,
+            computed_in=computed,
+            fill=fill,
+            sync_by_step=launch.gradient_sync == "step",
+        )
 
 
 def summed(*numbers: float) -> list[float]:

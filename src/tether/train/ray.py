@@ -45,7 +45,8 @@ def start_on_ray(
         getattr(watch, name)(*arguments)
 
     try:
-        return run_on_ray(work, config.launch, config.device, on_message, Interrupt())
+        where = config.launch, config.device, config.threads
+        return run_on_ray(work, *where, on_message, Interrupt())
     except InterruptedBeforeStart as stop:
         signal.raise_signal(stop.signal)
         raise

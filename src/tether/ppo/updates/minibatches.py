@@ -22,6 +22,7 @@ from tether.algo.random import permutation
 from tether.data.batching import own_microbatches
 from tether.data.shared_prompts import saved_tokens
 from tether.dist.collectives import all_reduce_sum, gather
+from tether.dist.fsdp import until_synced
 from tether.dist.world import world
 from tether.ppo.optimizer import Optimizer
 from tether.run.metrics import Event, Last, Mean, Meter
@@ -98,9 +99,8 @@ class OptimizerStep:
     def microbatches(self) -> Iterator[Minibatch]:
         """Yield this process's share of the minibatch in pieces that fit in memory."""
         schedule = self.schedule
-        for batch in split_minibatch(
-            self.minibatch, schedule.microbatch_tokens, schedule.max_cells
-        ):
+        limits = schedule.microbatch_tokens, schedule.max_cells
+        for batch in until_synced(split_minibatch(self.minibatch, *limits)):
             self.own[batch.counted_rows] = True
             self._record_shared(batch)
             yield batch
