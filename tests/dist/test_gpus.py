@@ -17,7 +17,7 @@ from tether.models import forward, token_log_probs
 from tether.ppo import iteration
 from tether.ppo.result import first_controls
 from tether.ppo.roles import build_roles
-from tether.ppo.updates import minibatches
+from tether.ppo.updates import minibatches, trpo
 from tether.types import Rollout
 
 GRPO = {"advantage__estimator": "grpo", "critic": {}}
@@ -125,9 +125,9 @@ def count_stages(config: dict) -> dict[str, tuple[int, int, str]]:
     roles = build_roles(settings, reward=letters)
     found: dict[str, tuple[int, int, str]] = {}
     parts = []
-    for module in (forward, minibatches):
-        usual = module.own_microbatches
-        module.own_microbatches = lambda *a, usual=usual: parts.append(usual(*a)) or parts[-1]
+    for module in (forward, minibatches, trpo):
+        usual = module.lend
+        module.lend = lambda *a, usual=usual: parts.append(usual(*a)) or parts[-1]
 
     def counted(name: str) -> Callable[..., Any]:
         usual = getattr(iteration, name)
@@ -136,7 +136,7 @@ def count_stages(config: dict) -> dict[str, tuple[int, int, str]]:
             parts.clear()
             with pretend_cuda.counting() as counts:
                 result = usual(*args)
-            microbatches = sum(map(len, parts))
+            microbatches = sum(len(loan.microbatches) for loan in parts)
             found[name] = microbatches, counts.total("read"), counts.told("read")
             return result
 

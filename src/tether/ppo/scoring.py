@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tether.algo.advantages import WeightedReward, overlong_penalty, place_scores
 from tether.config import Config
+from tether.dist.rows import of_rows, spread
 from tether.errors import RunStopped, UserError
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.roles import Roles
@@ -380,12 +381,13 @@ def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
     if scorer.networks() or isinstance(scorer, EnvironmentScorer):
         return []
     responses = [_response(columns) for columns in prompts.columns]
-    verdicts = scorer.score(
-        [
-            reward_row(prompts, row, response, "eos", [(True, response)], [response])
-            for row, response in enumerate(responses)
-        ]
-    )
+    rows = spread(len(prompts))
+    own = of_rows(rows, range(len(prompts)))
+    asked = [
+        reward_row(prompts, row, responses[row], "eos", [(True, responses[row])], [responses[row]])
+        for row in own
+    ]
+    verdicts = rows.gather(scorer.score(asked, Batch(own)))
     places = [
         f"{file}, row {position + 1}"
         for file, position in zip(prompts.files, prompts.positions, strict=True)
