@@ -94,11 +94,11 @@ class Rows:
         """Add up what each process has."""
         return x
 
-    def everyone(self, x: Shaped[Tensor, " rows"]) -> Shaped[Tensor, " all"]:
+    def everyone(self, x: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all ..."]:
         """Return a number of each row for all rows, in the order of their numbers."""
         return x
 
-    def own(self, x: Shaped[Tensor, " all"]) -> Shaped[Tensor, " rows"]:
+    def own(self, x: Shaped[Tensor, "all ..."]) -> Shaped[Tensor, "rows ..."]:
         """Return a number of all rows for the rows here."""
         return x
 

@@ -4,7 +4,7 @@ the rows. They are lent to it, and what it finds comes back.
     loan = lend(sequences, max_tokens)
     borrowed = loan.out(sequences)
     for part in loan.microbatches: ... borrowed.select(part.rows)
-    (found,) = loan.back((of_borrowed,), (width,))
+    (found,) = loan.back((of_borrowed,), width)
 """
 
 from collections.abc import Sequence
@@ -51,14 +51,14 @@ Numbers = list[Int[Tensor, " some"]]
 
 @dataclass(frozen=True)
 class Loan:
-    """What one process lends to each, by places among its own rows, and borrows from each, by
-    places among the borrowed rows; those that are only passed through idly do not come back."""
+    """What one process lends to each and borrows from each. What is found of rows comes back, but
+    not of those that were borrowed to be idle with."""
 
     rows: int  # of this process
     microbatches: list[Microbatch]  # by places among the borrowed rows
-    lent: Numbers
-    back_here: Numbers
-    back_there: Numbers
+    lent: Numbers  # to each process, by places among one's own rows
+    back_here: Numbers  # of these what comes back
+    back_there: Numbers  # what goes back to each process, by places among the borrowed rows
 
     def out(self, own: S) -> S:
         """Return the borrowed rows in place of one's own."""

@@ -41,12 +41,12 @@ class SpreadRows(Rows):
     def sum(self, x: Tensor) -> Tensor:
         return all_reduce_sum(x)
 
-    def everyone(self, x: Shaped[Tensor, " rows"]) -> Shaped[Tensor, " all"]:
+    def everyone(self, x: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all ..."]:
         parts = gather_replicas((self.numbers, x))
         order = torch.cat([numbers for numbers, _ in parts]).argsort()
         return torch.cat([values for _, values in parts])[order].to(x.device)
 
-    def own(self, x: Shaped[Tensor, " all"]) -> Shaped[Tensor, " rows"]:
+    def own(self, x: Shaped[Tensor, "all ..."]) -> Shaped[Tensor, "rows ..."]:
         return x[self.numbers.to(x.device)]
 
     def gather(self, items: Sequence[T]) -> list[T]:

@@ -300,8 +300,12 @@ class PPOTraining:
             outcome.events.extend(tally.events)
             timings |= tally.timings()
             apart = {"stages": dict(outcome.seconds), "chunks": tally.lines(began)}
-        all_rows, window = outcome.experience.rows, None
-        drawn = all_rows.gather(outcome.prompts.ids)[:: config.rollout.samples_per_prompt]
+        window, samples, all_rows = None, config.rollout.samples_per_prompt, outcome.rollout.rows
+        of_first = [
+            ids if all_rows.number(row) % samples == 0 else []
+            for row, ids in enumerate(outcome.prompts.ids)
+        ]
+        drawn = all_rows.gather(of_first)[::samples]
         if outcome.dropped is not None:
             window = (outcome.controls.prompts_drawn, outcome.dropped.prompts)
             shuffle = config.data.shuffle
