@@ -226,11 +226,11 @@ class Outcome:
         rows, lengths = self.experience.rows, self.rollout.response_lengths
         tokens = int(rows.everyone(lengths).sum())
         tools = sum(call.seconds for calls in self.rollout.calls for call in calls)
-        found = rows.together([(bool(self.rollout.calls), tools)])
+        has_calls, in_tools = zip(*rows.together([(bool(self.rollout.calls), tools)]), strict=True)
         return {
             **{f"time/{stage}": seconds for stage, seconds in self.seconds.items()},
             "time/iteration": total,
-            **({"time/tools": sum(s for _, s in found)} if any(any_ for any_, _ in found) else {}),
+            **({"time/tools": sum(in_tools)} if any(has_calls) else {}),
             "throughput/tokens_per_second": tokens / total,
         }
 
