@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tether.algo.advantages import WeightedReward, overlong_penalty, place_scores
 from tether.config import Config
+from tether.dist.collectives import all_or_error
 from tether.dist.rows import of_rows, spread
 from tether.errors import RunStopped, UserError
 from tether.models.vocabulary import Vocabulary
@@ -343,7 +344,8 @@ def score_greedy(
     first = [row for row in range(len(prompts)) if rows.number(row) % samples == 0]
     once, with_first = prompts.select(first), rows.select(torch.tensor(first, dtype=torch.long))
     numbers = None if rows is ALL_HERE else [with_first.number(i) for i in range(len(first))]
-    sampling = begin(roles.sampler, roles.episodes(once), Greedy(), numbers)
+    episodes = all_or_error(lambda: roles.episodes(once))
+    sampling = begin(roles.sampler, episodes, Greedy(), numbers)
     rollout = replace(sampling.result(), rows=with_first)
     scores, _ = score_responses(once, rollout, roles, config, iteration=iteration)
     return rows.own(with_first.everyone(scores.values).repeat_interleave(samples))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from tether.data.batching import concat_rollouts, concat_scores
-from tether.dist.collectives import gather_replicas
+from tether.dist.collectives import all_or_error, gather_replicas
 from tether.dist.rows import of_rows, spread
 from tether.rollout.environments.episodes import told_prompts
 from tether.rollout.sampler import Draw, Episodes, Greedy, Sampler, Sampling, begin
@@ -31,7 +31,7 @@ def begin_own(
     if rows is not ALL_HERE:
         numbers = of_rows(rows, range(len(prompts)))
         prompts = prompts.select(numbers)
-    played = episodes(prompts)
+    played = all_or_error(lambda: episodes(prompts))
     return OwnRows(told_prompts(prompts, played), begin(sampler, played, choice, numbers), rows)
 
 
