@@ -260,7 +260,7 @@ def only_rows(experience: Experience, rows: list[int]) -> Experience:
     tensors = {
         name: getattr(experience, name)[picked]
         for name in experience.__dataclass_fields__
-        if name != "sequences"
+        if name not in ("sequences", "rows")
     }
     s = experience.sequences
     kept = Sequences(s.ids[picked], s.prompt_lengths[picked], s.response_lengths[picked])

@@ -125,7 +125,8 @@ def test_an_experience_shows_shape_mean_and_range_over_the_tokens_that_count():
     sequences = sequences_of([([1], [2, 3]), ([1], [2])])
     mask = mask_of(sequences)
     cells = torch.where(mask, f64([[1.0, 2.0], [6.0, 99.0]]), 0.0).float()
-    names = [f for f in Experience.__dataclass_fields__ if f not in ("sequences", "response_mask")]
+    others = "sequences", "response_mask", "rows"
+    names = [f for f in Experience.__dataclass_fields__ if f not in others]
     fields = dict.fromkeys(names, cells) | {"final_values": cells[:, 0]}
     shown = read(Experience(sequences=sequences, response_mask=mask, **fields)._repr_html_())
     assert shown[0] == "2 rows; 3 tokens count"

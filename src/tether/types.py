@@ -9,20 +9,25 @@ Shapes
 Column t of every rows x response tensor is about `response_ids[:, t]`. Masks are True where a
 cell counts and come from lengths, never from comparing ids. Masked cells hold 0.
 
+Of several processes each holds rows of its own, and `rows` knows their numbers among those of all.
+What is about all rows says so.
+
 Lengths and row numbers are on the CPU, wherever the other tensors are: shapes follow from them, and
 a shape that has to be read from a GPU waits for all of its work.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from tether.support import html
 from tether.support.transfer import to_device
+
+T = TypeVar("T")
 
 # stop: the episode was over before an EOS. length: it reached max_response_tokens. truncated: its
 # environment cut it off.
@@ -70,6 +75,50 @@ class Prompts:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """The rows that are here: all of them. Of several processes each has `dist.rows.SpreadRows`."""
+
+    def number(self, row: int) -> int:
+        """Return the number of a row here among the rows of all processes."""
+        return row
+
+    def here(self, numbers: Int[Tensor, " some"]) -> Int[Tensor, " found"]:
+        """Return where the rows of these numbers are here, in their order; others are left out."""
+        return numbers
+
+    def select(self, rows: Int[Tensor, " some"]) -> "Rows":
+        """Return those that are left where every process selects some, numbered anew."""
+        return self
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Add up what each process has."""
+        return x
+
+    def everyone(self, x: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all ..."]:
+        """Return a number of each row for all rows, in the order of their numbers."""
+        return x
+
+    def own(self, x: Shaped[Tensor, "all ..."]) -> Shaped[Tensor, "rows ..."]:
+        """Return a number of all rows for the rows here."""
+        return x
+
+    def gather(self, items: Sequence[T]) -> list[T]:
+        """Return an item of each row for all rows, in the order of their numbers."""
+        return list(items)
+
+    def together(self, items: Sequence[T]) -> list[T]:
+        """Return what each process has, those of one after those of the other."""
+        return list(items)
+
+    def count(self, x: Sized) -> int:
+        """Return how many rows there are in all, given something of each row here."""
+        return len(x)
+
+
+ALL_HERE = Rows()
+
+
+@dataclass(frozen=True)
 class Call:
     """One call of a tool or an environment by the policy, and its result."""
 
@@ -112,6 +161,7 @@ class Rollout:
     turn_rewards: tuple[tuple[float | None, ...], ...] = ()
     # Per row, for rewards that read environments; None: it failed. Empty where none is kept.
     states: tuple[EnvironmentState | None, ...] = ()
+    rows: Rows = ALL_HERE
 
     @property
     def truncated(self) -> Bool[Tensor, " rows"]:
@@ -165,7 +215,7 @@ class Sequences:
     @property
     def width(self) -> int:
         """Return the length of the longest response."""
-        return int(self.response_lengths.max())
+        return _longest(self.response_lengths)
 
     @property
     def response_ids(self) -> Int[Tensor, "rows response"]:
@@ -182,7 +232,7 @@ class Sequences:
     def select(self, rows: Int[Tensor, " some"]) -> "Sequences":
         """Select rows, by numbers on the CPU, and cut them to the longest of them."""
         prompt_lengths, response_lengths = self.prompt_lengths[rows], self.response_lengths[rows]
-        length = int((prompt_lengths + response_lengths).max())
+        length = _longest(prompt_lengths + response_lengths)
         here = to_device(rows, self.ids.device)
         lower = None if self.lower_states is None else self.lower_states[here, :length]
         numbers = None if self.prompt_numbers is None else self.prompt_numbers[rows]
@@ -203,6 +253,10 @@ class Sequences:
     def from_ids(self) -> "Sequences":
         """Return the same rows without lower states, for a network of other weights."""
         return replace(self, lower_states=None, lower_layers=0)
+
+
+def _longest(lengths: Int[Tensor, " rows"]) -> int:
+    return int(lengths.max()) if len(lengths) else 0
 
 
 @dataclass(frozen=True)
@@ -268,6 +322,7 @@ class Experience:
     returns: Float[Tensor, "rows response"]
     policy_advantages: Float[Tensor, "rows response"]
     correction_weights: Float[Tensor, "rows response"]  # of the policy loss; 1 = no correction
+    rows: Rows = ALL_HERE
 
     def __len__(self) -> int:
         return self.response_mask.shape[0]
@@ -281,9 +336,9 @@ class Experience:
             if f.name == "final_values"
             else getattr(self, f.name)[here, : sequences.width]
             for f in fields(self)
-            if f.name != "sequences"
+            if f.name not in ("sequences", "rows")
         }
-        return Experience(sequences=sequences, **cut)
+        return Experience(sequences=sequences, rows=self.rows.select(rows), **cut)
 
     def _repr_html_(self) -> str:
         """Show shape, mean and range of every tensor, over the tokens that count."""
@@ -305,7 +360,7 @@ class Experience:
 class Minibatch:
     """The rows of one optimizer step, or of one microbatch of it."""
 
-    rows: Int[Tensor, " rows"]  # row numbers in the experience, on the CPU
+    rows: Int[Tensor, " rows"]  # places in what they were selected from, on the CPU
     sequences: Sequences
     weights: Float[Tensor, "rows response"]  # of each cell in the minibatch's loss
     response_mask: Bool[Tensor, "rows response"]
@@ -331,11 +386,6 @@ class Minibatch:
         }
         host_mask = self.host_mask[rows, : sequences.width]
         return Minibatch(rows=self.rows[rows], sequences=sequences, host_mask=host_mask, **cut)
-
-    @property
-    def counted_rows(self) -> Int[Tensor, " some"]:
-        """Return the numbers of the rows that have a True cell."""
-        return self.rows[self.host_mask.any(dim=1)]
 
     def as_idle(self) -> "Minibatch":
         """Return the same tokens with no cell counted, for a process that has run out of rows."""

@@ -5,12 +5,15 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import changed, few_or_many, mask_of, sequences_of, slow_log_probs
 from tokenizers import Tokenizer, models
+from torch.nn.functional import pad
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -35,6 +38,7 @@ from tether.algo.masked import weighted_sum
 from tether.config import ClipUpdate, LoraSection
 from tether.dist.dtensor import as_dtensor, copy_from_full, full_tensor, local_shard, shard_like
 from tether.dist.fsdp import release_gathered, run_head, shard, unsharded_model
+from tether.dist.rows import spread
 from tether.dist.tensor_parallel import refuse_unshareable
 from tether.dist.world import entered, world
 from tether.errors import UserError
@@ -46,7 +50,7 @@ from tether.models.reward_model import RewardModel, decoder_head
 from tether.models.weights import trainable_parameters
 from tether.ppo.optimizer import Optimizer
 from tether.ppo.updates.minibatches import MinibatchSchedule, UpdateReport, optimizer_steps
-from tether.types import Experience, Minibatch
+from tether.types import ALL_HERE, Experience, Minibatch
 
 VOCABULARY = 37  # divided by nothing
 SHAPE = {
@@ -165,8 +169,16 @@ def take_steps(told: Experience, role: str, optimizer, loss_of, report: UpdateRe
 
 
 def learn(kind: str) -> dict:
-    """Read all rows, take three steps over them as a run does, and read them again."""
-    model, told = build(kind), experience()
+    """Read all rows, take three steps over them as a run does, and read them again. Each process
+    has its own rows."""
+    model, told, rows = build(kind), experience(), spread(len(ROWS))
+    if rows is not ALL_HERE:
+        told = replace(told.select(rows.numbers), rows=rows)
+
+    def of_all(x: torch.Tensor) -> np.ndarray:
+        wide = pad(x, (0, max(r for _, r in LENGTHS) - x.shape[1])) if x.ndim > 1 else x
+        return rows.everyone(wide).numpy()
+
     if "lora" in kind:
         add_adapter(model, LoraSection(rank=3, alpha=6), 0, "actor")
     if "recomputed" in kind:
@@ -197,23 +209,23 @@ def learn(kind: str) -> dict:
     found = {}
     if "lora" in kind:  # before anyone reads with the adapter
         zeros = torch.zeros_like(told.old_log_probs)
-        found["base"] = AdapterOffReference(policy).log_probs(sequences, mask, zeros).numpy()
-    found["log-probs before"] = policy.log_probs(sequences, mask).numpy()
+        found["base"] = of_all(AdapterOffReference(policy).log_probs(sequences, mask, zeros))
+    found["log-probs before"] = of_all(policy.log_probs(sequences, mask))
     reports = UpdateReport(), UpdateReport()
     counts.clear()
     take_steps(told, "actor", optimizer, actor_loss, reports[0])
     take_steps(told, "critic", critic_optimizer, critic_loss, reports[1])
     in_steps.update(counts)
     assert reports[0].steps_taken == reports[1].steps_taken == 3
-    found["log-probs"] = policy.log_probs(sequences, mask).numpy()
-    found["values"], found["final values"] = (x.numpy() for x in critic.values(sequences, mask))
+    found["log-probs"] = of_all(policy.log_probs(sequences, mask))
+    found["values"], found["final values"] = map(of_all, critic.values(sequences, mask))
     for role, report in zip(("actor", "critic"), reports, strict=True):
         norm = report.meter.values()[f"{role}/grad_norm"]
         found[f"{role} norm"] = torch.tensor(norm).numpy()
     plain = unsharded_model(model)
     assert (plain is model) is (world().size == 1 or "replicated" in kind)
     with torch.no_grad():
-        found["logits"] = plain(input_ids=sequences.ids).logits.numpy()
+        found["logits"] = plain(input_ids=experience().sequences.ids).logits.numpy()
     for name, source in ("actor", optimizer), ("critic", critic_optimizer):
         found |= {f"{name} gradient {i}": g for i, g in enumerate(source.first)}
         found |= {f"{name} {k}": full_tensor(v).numpy() for k, v in source.state().items()}

@@ -7,7 +7,6 @@ import pretend_cuda
 import pytest
 import torch
 from helpers import changed, configured
-from pretend_cuda import CURRENT
 from torch import nn
 from train.test_tool_runs import WORLD
 
@@ -18,9 +17,7 @@ from tether.models import forward, token_log_probs
 from tether.ppo import iteration
 from tether.ppo.result import first_controls
 from tether.ppo.roles import build_roles
-from tether.ppo.updates import minibatches
-from tether.rollout import sampler
-from tether.rollout.local import LocalSampler
+from tether.ppo.updates import minibatches, trpo
 from tether.types import Rollout
 
 GRPO = {"advantage__estimator": "grpo", "critic": {}}
@@ -104,24 +101,6 @@ def leave_rollouts_on_the_cpu() -> None:
     Rollout.to = lambda self, device: self
 
 
-def collate_where_the_rows_were_sampled() -> None:
-    """Rows come from the other process on its GPU, and are collated on that of the first row."""
-    sample, move = LocalSampler.run, Rollout.to
-
-    def run(self, *arguments):
-        return move(sample(self, *arguments), torch.device("cuda", CURRENT["device"]))
-
-    LocalSampler.run = run
-    sampler.gather_results = gather_pickled
-    Rollout.to = lambda self, device: self
-
-
-def gather_pickled(compute):
-    mine, found = compute(), [None, None]
-    torch.distributed.all_gather_object(found, mine)
-    return found
-
-
 def forget_the_current_device() -> None:
     torch.cuda.set_device = lambda device: None
 
@@ -130,7 +109,6 @@ def forget_the_current_device() -> None:
 @pytest.mark.parametrize(
     ("fault", "weights", "said"),
     [
-        (collate_where_the_rows_were_sampled, "replicated", "Expected all tensors to be on the"),
         (leave_rollouts_on_the_cpu, "replicated", "Expected all tensors to be on the same device"),
         (forget_the_current_device, "sharded", "device cuda:0 but got cuda:1"),
     ],
@@ -147,9 +125,9 @@ def count_stages(config: dict) -> dict[str, tuple[int, int, str]]:
     roles = build_roles(settings, reward=letters)
     found: dict[str, tuple[int, int, str]] = {}
     parts = []
-    for module in (forward, minibatches):
-        usual = module.own_microbatches
-        module.own_microbatches = lambda *a, usual=usual: parts.append(usual(*a)) or parts[-1]
+    for module in (forward, minibatches, trpo):
+        usual = module.lend
+        module.lend = lambda *a, usual=usual: parts.append(usual(*a)) or parts[-1]
 
     def counted(name: str) -> Callable[..., Any]:
         usual = getattr(iteration, name)
@@ -158,7 +136,7 @@ def count_stages(config: dict) -> dict[str, tuple[int, int, str]]:
             parts.clear()
             with pretend_cuda.counting() as counts:
                 result = usual(*args)
-            microbatches = sum(map(len, parts))
+            microbatches = sum(len(loan.microbatches) for loan in parts)
             found[name] = microbatches, counts.total("read"), counts.told("read")
             return result
 

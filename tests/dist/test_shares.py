@@ -8,13 +8,11 @@ from helpers import sequences_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.data.batching import balance, concat_rollouts, own_microbatches, own_rows
+from tether.data.batching import balance, concat_rollouts, own_microbatches
 from tether.dist import world as worlds
+from tether.dist.rows import of_rows, spread
 from tether.dist.world import World
-from tether.ppo.scoring import AskedRows
-from tether.rewards import scorers
-from tether.rewards.scorers import InProcessScorer
-from tether.types import Call, Prompts, Rollout
+from tether.types import Call, Rollout
 
 
 class Replica(World):
@@ -56,7 +54,7 @@ def test_blocks_are_neighbours_and_cover_the_rows(as_replica):
     found = []
     for rank in range(3):
         as_replica(rank, 3)
-        found.append(list(own_rows(7)))
+        found.append(of_rows(spread(7), range(7)))
     assert found == [[0, 1], [2, 3], [4, 5, 6]]
 
 
@@ -113,48 +111,3 @@ def test_rollouts_are_stacked_in_row_order_whatever_their_widths():
         assert torch.equal(same, value) if torch.is_tensor(value) else same == value
     with_calls = concat_rollouts([narrow, rollout([[7]], [[1]], calls=((call,),))])
     assert with_calls.calls == ((), (), (call,))
-
-
-class Counting:
-    """A vocabulary that remembers what it decoded."""
-
-    def __init__(self) -> None:
-        self.decoded = []
-
-    def decode(self, ids) -> str:
-        self.decoded.append(tuple(ids))
-        return " ".join(map(str, ids))
-
-    def pieces(self, ids) -> list[str]:
-        return [str(i) for i in ids]
-
-
-def test_a_row_s_text_is_decoded_once_by_the_process_that_scores_it(as_replica, monkeypatch):
-    rows, samples = 7 * 2, 2
-    ids = torch.arange(rows * 3).view(rows, 3)
-    mask = torch.ones(rows, 3, dtype=torch.bool)
-    rollout = Rollout(
-        prompt_ids=ids[:, :1], prompt_lengths=torch.ones(rows, dtype=torch.long), response_ids=ids,
-        response_lengths=torch.full((rows,), 3), response_mask=mask,
-        rollout_log_probs=torch.zeros(rows, 3), finish_reasons=("stop",) * rows,
-    )  # fmt: skip
-    prompts = Prompts(
-        [""] * rows, [[0]] * rows, [{}] * rows, [0] * rows, [""] * rows, [None] * rows
-    )
-    said = []
-
-    def last_token(response, policy_turns, policy_tokens, **row):
-        assert policy_turns == [response]
-        said.append(response)
-        return float(policy_tokens[-1])
-
-    monkeypatch.setattr(scorers, "gather_results", lambda compute: [compute()])
-    vocabulary, found = Counting(), []
-    for rank in range(3):
-        as_replica(rank, 3)
-        asked = AskedRows(range(rows), prompts, rollout, vocabulary)
-        scorer = InProcessScorer(last_token)
-        found += scorer.score(asked, scorers.Batch(range(rows), 0, samples))
-    assert [verdict.score for verdict in found] == ids[:, -1].tolist()
-    assert sorted(vocabulary.decoded) == sorted(map(tuple, ids.tolist()))
-    assert len(said) == rows

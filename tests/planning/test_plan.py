@@ -252,10 +252,15 @@ def test_frozen_layers_are_held_once_and_passed_once(planned):
     assert part(plan, "actor's activations") < part(whole, "actor's activations")
 
 
-def test_two_processes_sum_their_lower_states(planned):
+def test_two_processes_hold_half_of_the_rows_and_lend_half_of_these(planned):
+    """Three passes before the updates, and two epochs of actor and critic each."""
     plan = planned(model__learn_layers=1, launch={"num_workers": 2})
     costs = {cost.what: cost.amount for cost in sent(plan.demand)}
-    assert costs["lower states"] == 2 * 0.5 * 12 * 17 * 32 * 4
+    assert part(plan, "lower states") == 6 * 17 * 32 * 4
+    assert part(plan, "rows") == part(planned(), "rows") / 2
+    passes = 3 + 2 + 2
+    assert costs["lower states"] == passes * 0.5 * 6 * 17 * 32 * 4
+    assert costs["rows"] == 0.5 * 6 * (passes * 8 * 17 + (3 * 5 + 4 * 34) * 8)
     assert costs["actor's gradients"] == 2 * 0.5 * 4 * LEARNT * plan.demand.steps("actor")
 
 

@@ -102,7 +102,7 @@ def test_trpo_measures_and_differentiates_as_on_rows_alone(build):
     expected, found = plain.fisher_product(expected), packed.fisher_product(expected)
     assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())  # a difference
     assert packed.measure() == pytest.approx(plain.measure(), rel=1e-12, abs=1e-13)
-    torch.testing.assert_close(packed.new_log_probs, plain.new_log_probs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(packed.new_log_probs(), plain.new_log_probs(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("float64_norms", "always_packed")

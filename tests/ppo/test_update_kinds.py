@@ -164,7 +164,7 @@ def padded(experience, columns: int = 3):
     wider = {
         f.name: torch.nn.functional.pad(getattr(experience, f.name), (0, columns))
         for f in fields(experience)
-        if f.name != "sequences" and getattr(experience, f.name).ndim == 2
+        if f.name not in ("sequences", "rows") and getattr(experience, f.name).ndim == 2
     }
     sequences = Sequences(ids, s.prompt_lengths, s.response_lengths)
     return replace(experience, sequences=sequences, **wider)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tether.algo.masked import masked_moments, whiten
 from tether.config import AdvantageSection
+from tether.types import ALL_HERE, Rows
 
 SPREAD_FLOOR = 1e-6  # added to a group's standard deviation before dividing by it
 
@@ -92,6 +93,7 @@ class AdvantageInputs:
     parts: Sequence[WeightedReward] = ()  # the named rewards, where the estimator needs them
     # beta x KL to the reference, which `rewards` have already; None where nothing asks for it
     kl_penalty: Float[Tensor, "rows response"] | None = None
+    rows: Rows = ALL_HERE  # a group's rows may be with several processes
 
 
 def estimate_advantages(
@@ -104,14 +106,16 @@ def estimate_advantages(
 Estimate = Callable[[AdvantageSection, AdvantageInputs], Float[Tensor, "rows response"]]
 ESTIMATORS: dict[str, Estimate] = {
     "gae": lambda s, x: gae_by(s, x, policy_lambda(s, x.mask, x.rewards.dtype)),
-    "grpo": lambda s, x: grpo(x.rewards, x.scores, x.mask, x.samples),
-    "dr_grpo": lambda s, x: minus_group_mean(x.rewards, x.mask, x.samples),
-    "rloo": lambda s, x: rloo(x.rewards, x.mask, x.samples),
+    "grpo": lambda s, x: grpo(x.rewards, x.scores, x.mask, x.samples, x.rows),
+    "dr_grpo": lambda s, x: minus_group_mean(x.rewards, x.mask, x.samples, x.rows),
+    "rloo": lambda s, x: rloo(x.rewards, x.mask, x.samples, x.rows),
     "reinforce_plus_plus": lambda s, x: reward_to_go(x.rewards, x.mask, s.gamma),
-    "reinforce_plus_plus_baseline": lambda s, x: minus_group_mean(x.rewards, x.mask, x.samples),
+    "reinforce_plus_plus_baseline": lambda s, x: minus_group_mean(
+        x.rewards, x.mask, x.samples, x.rows
+    ),
     "remax": lambda s, x: remax(x.rewards, x.greedy_scores, x.mask, s.gamma),
-    "opo": lambda s, x: opo(x.rewards, x.mask, x.samples),
-    "gdpo": lambda s, x: gdpo(x.parts, x.mask, x.samples),
+    "opo": lambda s, x: opo(x.rewards, x.mask, x.samples, x.rows),
+    "gdpo": lambda s, x: gdpo(x.parts, x.mask, x.samples, x.rows),
     "distillation": lambda s, x: distillation(x.kl_penalty, x.mask),
 }
 
@@ -196,7 +200,7 @@ def reward_to_go(
     Whitened over the batch it is REINFORCE++: Hu et al. 2025 (2501.03262).
     """
     zeros = torch.zeros_like(rewards)
-    return gae(rewards, zeros, zeros[:, 0], mask, gamma, lam=1.0)
+    return gae(rewards, zeros, zeros.sum(dim=1), mask, gamma, lam=1.0)
 
 
 def remax(
@@ -217,6 +221,7 @@ def grpo(
     scores: Float[Tensor, " rows"],
     mask: Bool[Tensor, "rows response"],
     samples: int,
+    rows: Rows = ALL_HERE,
 ) -> Float[Tensor, "rows response"]:
     """Return (s - mean) / (std + 1e-6) within the group, std unbiased.
 
@@ -225,15 +230,18 @@ def grpo(
 
     Shao et al. 2024 (2402.03300), section 4.1.2.
     """
-    groups = group_rows(rewards, mask, samples)
+    groups = group_rows(rewards, mask, samples, rows)
     variance = (groups.centred**2).sum(dim=1, keepdim=True) / (groups.count - 1).clamp(min=1)
     advantages = groups.to_tokens(groups.centred / (variance.sqrt() + SPREAD_FLOOR))
-    alike = zero_spread(scores, mask, samples).repeat_interleave(samples)
+    alike = rows.own(zero_spread(scores, mask, samples, rows).repeat_interleave(samples))
     return torch.where(alike[:, None], 0.0, advantages)
 
 
 def minus_group_mean(
-    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], samples: int
+    rewards: Float[Tensor, "rows response"],
+    mask: Bool[Tensor, "rows response"],
+    samples: int,
+    rows: Rows = ALL_HERE,
 ) -> Float[Tensor, "rows response"]:
     """Return s - mean of the group.
 
@@ -241,37 +249,46 @@ def minus_group_mean(
     (2503.20783). Whitened over the batch it is REINFORCE++ with a baseline: Hu et al. 2025
     (2501.03262).
     """
-    groups = group_rows(rewards, mask, samples)
+    groups = group_rows(rewards, mask, samples, rows)
     return groups.to_tokens(groups.centred)
 
 
 def rloo(
-    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], samples: int
+    rewards: Float[Tensor, "rows response"],
+    mask: Bool[Tensor, "rows response"],
+    samples: int,
+    rows: Rows = ALL_HERE,
 ) -> Float[Tensor, "rows response"]:
     """Return s - mean of the other rows of the group = k/(k-1) (s - mean), unbiased.
 
     Kool et al. 2019, *Buy 4 REINFORCE Samples, Get a Baseline for Free!*; Ahmadian et al. 2024
     (2402.14740).
     """
-    groups = group_rows(rewards, mask, samples)
+    groups = group_rows(rewards, mask, samples, rows)
     return groups.to_tokens(groups.centred * groups.count / (groups.count - 1).clamp(min=1))
 
 
 def opo(
-    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], samples: int
+    rewards: Float[Tensor, "rows response"],
+    mask: Bool[Tensor, "rows response"],
+    samples: int,
+    rows: Rows = ALL_HERE,
 ) -> Float[Tensor, "rows response"]:
     """Return s - mean of the group weighted by length: the baseline of least variance.
 
     Hao et al. 2025 (2505.23585).
     """
-    groups = group_rows(rewards, mask, samples)
-    lengths = mask.sum(dim=1).view(-1, samples)
+    groups = group_rows(rewards, mask, samples, rows)
+    lengths = rows.everyone(mask.sum(dim=1)).view(-1, samples)
     weighted = (lengths * groups.sums).sum(dim=1, keepdim=True)
     return groups.to_tokens(groups.sums - weighted / lengths.sum(dim=1, keepdim=True).clamp(min=1))
 
 
 def gdpo(
-    parts: Sequence[WeightedReward], mask: Bool[Tensor, "rows response"], samples: int
+    parts: Sequence[WeightedReward],
+    mask: Bool[Tensor, "rows response"],
+    samples: int,
+    rows: Rows = ALL_HERE,
 ) -> Float[Tensor, "rows response"]:
     """Return the weighted sum of every reward's own (s - mean) / (std + 1e-6) within the group,
     standardised over the rows of the batch.
@@ -282,16 +299,17 @@ def gdpo(
     GDPO, Liu et al. 2026 (2601.05242). The last step is over rows, as in TRL and NeMo RL.
     """
     on_first = torch.zeros_like(mask)
-    on_first[:, 0] = True  # one cell per row holds the row's reward
+    on_first[:, :1] = True  # one cell per row holds the row's reward
     present = mask.any(dim=1)
     total = torch.zeros_like(parts[0].values)
     for part in parts:
         rewards = torch.where(on_first & present[:, None], part.values[:, None], 0.0)
-        own = grpo(rewards, part.values, on_first & present[:, None], samples)
-        total = total + part.weight * own[:, 0]
-    standardised = whiten(total, present, masked_moments(total, present))
+        own = grpo(rewards, part.values, on_first & present[:, None], samples, rows)
+        total = total + part.weight * own.sum(dim=1)
+    standardised = whiten(total, present, masked_moments(total, present, rows))
     # A group without any spread has no advantage, and not what rounding leaves of the mean.
-    silent = (total.view(-1, samples) == 0).all(dim=1).repeat_interleave(samples)
+    groups = rows.everyone(total).view(-1, samples)
+    silent = rows.own((groups == 0).all(dim=1).repeat_interleave(samples))
     return torch.where(mask & ~silent[:, None], standardised[:, None], 0.0)
 
 
@@ -312,9 +330,11 @@ def distillation(
 
 @dataclass(frozen=True)
 class Groups:
-    """The rows of a batch by prompt, each with its s. Rows without a True cell are not counted."""
+    """All rows of a batch by prompt, each with its s. Rows without a True cell are not counted."""
 
-    mask: Bool[Tensor, "rows response"]
+    mask: Bool[Tensor, "rows response"]  # of the rows here
+    rows: Rows
+    present: Bool[Tensor, "groups samples"]
     sums: Float[Tensor, "groups samples"]  # s; 0 for a row without a True cell
     centred: Float[Tensor, "groups samples"]  # s - mean; 0 likewise
     count: Int[Tensor, "groups 1"]
@@ -328,32 +348,44 @@ class Groups:
         the true gradient is that of beta times the KL: a solved prompt pulls the policy back to
         the reference.
         """
-        alike = zero_spread(self.sums.flatten(), self.mask, self.sums.shape[1])
+        alike = _without_spread(self.sums, self.present)
         advantages = torch.where(alike[:, None], 0.0, advantages)  # and not what rounding leaves
-        return torch.where(self.mask, advantages.reshape(-1, 1), 0.0)
+        return torch.where(self.mask, self.rows.own(advantages.reshape(-1))[:, None], 0.0)
 
 
 def group_rows(
-    rewards: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], samples: int
+    rewards: Float[Tensor, "rows response"],
+    mask: Bool[Tensor, "rows response"],
+    samples: int,
+    rows: Rows = ALL_HERE,
 ) -> Groups:
     """Sum the rewards of each row, and compare it with its group: `samples` neighbouring rows.
 
     Rows are summed in float64: in float32 the last bit of a sum would depend on how far the batch
     is padded.
     """
-    present = mask.any(dim=1).view(-1, samples)
-    row_sums = rewards.sum(dim=1, dtype=torch.float64).to(rewards.dtype)
+    present = rows.everyone(mask.any(dim=1)).view(-1, samples)
+    row_sums = rows.everyone(rewards.sum(dim=1, dtype=torch.float64).to(rewards.dtype))
     sums = torch.where(present, row_sums.view(-1, samples), 0.0)
     count = present.sum(dim=1, keepdim=True)
     mean = sums.sum(dim=1, keepdim=True) / count.clamp(min=1)
-    return Groups(mask, sums, torch.where(present, sums - mean, 0.0), count)
+    return Groups(mask, rows, present, sums, torch.where(present, sums - mean, 0.0), count)
 
 
 def zero_spread(
-    numbers: Float[Tensor, " rows"], mask: Bool[Tensor, "rows response"], samples: int
+    numbers: Float[Tensor, " rows"],
+    mask: Bool[Tensor, "rows response"],
+    samples: int,
+    rows: Rows = ALL_HERE,
 ) -> Bool[Tensor, " groups"]:
     """Return the groups whose rows with a True cell, at least one, all have the same number."""
-    present, grouped = mask.any(dim=1).view(-1, samples), numbers.view(-1, samples)
+    present = rows.everyone(mask.any(dim=1)).view(-1, samples)
+    return _without_spread(rows.everyone(numbers).view(-1, samples), present)
+
+
+def _without_spread(
+    grouped: Float[Tensor, "groups samples"], present: Bool[Tensor, "groups samples"]
+) -> Bool[Tensor, " groups"]:
     highest = torch.where(present, grouped, -torch.inf).amax(dim=1)
     lowest = torch.where(present, grouped, torch.inf).amin(dim=1)
     return highest == lowest

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tether.algo.masked import masked_mean
+from tether.types import ALL_HERE, Rows
 
 
 def mismatch(
@@ -52,26 +53,30 @@ def sequence_weights(d: Float[Tensor, "rows response"], cap: float) -> Float[Ten
 
 
 def mean_gap(
-    d: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"]
+    d: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], rows: Rows = ALL_HERE
 ) -> Float[Tensor, ""]:
     """Return the mean of |d| per token."""
-    return masked_mean(d.abs(), mask)
+    return masked_mean(d.abs(), mask, rows)
 
 
 def mismatch_kl(
-    d: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"]
+    d: Float[Tensor, "rows response"], mask: Bool[Tensor, "rows response"], rows: Rows = ALL_HERE
 ) -> Float[Tensor, ""]:
     """Return the mean of e^d - d - 1 per token: k3 of KL(pi_rollout || pi_old)."""
-    return masked_mean(d.expm1() - d, mask)
+    return masked_mean(d.expm1() - d, mask, rows)
 
 
-def effective_share(d: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
+def effective_share(
+    d: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], rows: Rows = ALL_HERE
+) -> Float[Tensor, ""]:
     """Return (sum w)^2 / (n sum w^2) of w = e^d, uncapped: the effective share of the n samples.
 
     1 where all weights are equal, and where there are none.
     """
     # A common factor cancels, so the largest weight may be 1 and nothing overflows.
-    largest = torch.where(mask, d, -torch.inf).amax()
+    counted = torch.where(mask, d, -torch.inf)
+    largest = rows.everyone(counted.amax(dim=1) if d.ndim > 1 else counted).amax()
     weights = torch.where(mask, (d - largest).double().exp(), 0.0)
-    share = weights.sum() ** 2 / (mask.sum() * (weights**2).sum())
-    return torch.where(mask.any(), share, 1.0)
+    count, squares = rows.sum(mask.sum()), rows.sum((weights**2).sum())
+    share = rows.sum(weights.sum()) ** 2 / (count * squares)
+    return torch.where(count > 0, share, 1.0)

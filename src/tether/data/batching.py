@@ -1,9 +1,10 @@
 """Pad rows of different lengths into rectangles, and cut rectangles into microbatches."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import accumulate, chain
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -21,11 +22,7 @@ from tether.dist.world import world
 from tether.support.transfer import to_device
 from tether.types import Rollout, Scores, Sequences
 
-
-def own_rows(rows: int) -> range:
-    """Return the rows of this process out of `rows`, as one block: neighbours stay together."""
-    here = world()
-    return range(rows * here.rank // here.size, rows * (here.rank + 1) // here.size)
+D = TypeVar("D")
 
 
 def balance(costs: Sequence[int], shares: int) -> list[list[int]]:
@@ -43,21 +40,29 @@ def balance(costs: Sequence[int], shares: int) -> list[list[int]]:
 def pad_left(rows: Sequence[Sequence[int]]) -> Int[Tensor, "rows width"]:
     """Return token ids (rows, width), padded on the left with id 0. Masks come from lengths, so the
     id means nothing."""
-    width = max(map(len, rows))
-    return torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
+    width = max(map(len, rows), default=0)
+    padded = [[0] * (width - len(row)) + list(row) for row in rows]
+    return torch.tensor(padded, dtype=torch.long).view(len(rows), width)
 
 
 def pad_right(
     rows: Sequence[Sequence[int | float]], dtype: torch.dtype
 ) -> Shaped[Tensor, "rows width"]:
     """Return ids, flags or numbers per token (rows, width), padded on the right with 0."""
-    width = max(map(len, rows))
-    return torch.tensor([list(row) + [0] * (width - len(row)) for row in rows], dtype=dtype)
+    width = max(map(len, rows), default=0)
+    padded = [list(row) + [0] * (width - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=dtype).view(len(rows), width)
 
 
 def length_mask(lengths: Int[Tensor, " rows"], width: int) -> Bool[Tensor, "rows width"]:
     """Return a mask (rows, width) that is True on the first `lengths[row]` columns."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def no_rows(float_type: torch.dtype) -> Rollout:
+    """Return the rollout of a process that has no rows."""
+    ids, lengths = torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    return Rollout(ids, lengths, ids, lengths, ids.bool(), ids.to(float_type), ())
 
 
 def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
@@ -86,14 +91,17 @@ def concat_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     )
 
 
-def concat_scores(scores: Sequence[Scores], rollouts: Sequence[Rollout]) -> Scores:
-    """Concatenate the scores of rollouts along rows. A part that one of them lacks is 0 there."""
+def concat_scores(
+    scores: Sequence[Scores], masks: Sequence[Bool[Tensor, "rows response"]]
+) -> Scores:
+    """Concatenate scores along rows, given the rollouts' masks. A part that one of them lacks is 0
+    there."""
     starts = [0, *accumulate(len(one.values) for one in scores)]
     names = dict.fromkeys(name for one in scores for name in one.parts)
     placed = None
     if any(one.token_values is not None for one in scores):
-        pairs = zip(scores, rollouts, strict=True)
-        placed = _widen([place_scores(s.values, r.response_mask, s.token_values) for s, r in pairs])
+        pairs = zip(scores, masks, strict=True)
+        placed = _widen([place_scores(s.values, mask, s.token_values) for s, mask in pairs])
     return Scores(
         torch.cat([one.values for one in scores]),
         torch.cat([one.usable for one in scores]),
@@ -113,10 +121,30 @@ def _cat(parts: list[Tensor]) -> Tensor:
 
 def _widen(parts: list[Tensor], left: bool = False) -> Tensor:
     """Concatenate along rows, padding with 0 on one side to the largest width."""
+    return torch.cat(_equally_wide(parts, left))
+
+
+def _equally_wide(parts: list[Tensor], left: bool = False) -> list[Tensor]:
     width = max(part.shape[1] for part in parts)
     blanks = [width - part.shape[1] for part in parts]
-    sides = [(n, 0) if left else (0, n) for n in blanks]
-    return torch.cat([pad(part, side) for part, side in zip(parts, sides, strict=True)])
+    rest = (0, 0) * (parts[0].ndim - 2)
+    sides = [(*rest, n, 0) if left else (*rest, 0, n) for n in blanks]
+    return [pad(part, side) for part, side in zip(parts, sides, strict=True)]
+
+
+def concat_rows(parts: Sequence[D]) -> D:
+    """Concatenate the tensors of like dataclasses along rows, padded on the right to the widest."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    changed: dict[str, Any] = {}
+    for field in fields(cast(Any, first)):
+        values = [getattr(part, field.name) for part in parts]
+        if isinstance(values[0], Tensor):
+            changed[field.name] = _widen(values) if values[0].ndim > 1 else _cat(values)
+        elif is_dataclass(values[0]):
+            changed[field.name] = concat_rows(values)
+    return replace(cast(Any, first), **changed)
 
 
 def join(rollout: Rollout, share_prompts: bool = False) -> Sequences:
@@ -129,7 +157,7 @@ def join(rollout: Rollout, share_prompts: bool = False) -> Sequences:
     padded = torch.cat([rollout.prompt_ids, rollout.response_ids], dim=1)
     shift = prompt_width - rollout.prompt_lengths  # padding before the first prompt token
     lengths = rollout.prompt_lengths + rollout.response_lengths
-    columns = torch.arange(int(lengths.max()))
+    columns = torch.arange(int(lengths.max()) if len(lengths) else 0)
     source = (columns + shift[:, None]).clamp(max=prompt_width + response_width - 1)
     inside = to_device(columns < lengths[:, None], padded.device)
     ids = torch.where(inside, padded.gather(1, to_device(source, padded.device)), 0)
@@ -143,8 +171,8 @@ def join_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> Sequences:
     """Join prompts and responses of a file, laid out as `join` does with sampled ones."""
     return Sequences(
         pad_right([[*prompt, *response] for prompt, response in pairs], torch.long),
-        torch.tensor([len(prompt) for prompt, _ in pairs]),
-        torch.tensor([len(response) for _, response in pairs]),
+        torch.tensor([len(prompt) for prompt, _ in pairs], dtype=torch.long),
+        torch.tensor([len(response) for _, response in pairs], dtype=torch.long),
     )
 
 
@@ -162,7 +190,15 @@ class Microbatch:
 def own_microbatches(
     sequences: Sequences, max_tokens: int, max_cells: int | None = None
 ) -> list[Microbatch]:
-    """Return this process's microbatches, as many as every other process has.
+    """Return this process's microbatches of rows that every process has."""
+    return shared_microbatches(sequences, max_tokens, max_cells)[world().replica]
+
+
+def shared_microbatches(
+    sequences: Sequences, max_tokens: int, max_cells: int | None = None
+) -> list[list[Microbatch]]:
+    """Return the microbatches of every process, as many for each. Nothing but lengths, and which
+    prompts are equal, decides.
 
     A process with fewer adds idle ones of the shortest row: sharded weights are gathered by all
     processes together.
@@ -174,9 +210,9 @@ def own_microbatches(
         else []
         for rows in _shares(sequences)
     ]
-    own, most = parts[world().replica], max(map(len, parts))
+    most = max(map(len, parts))
     shortest = (sequences.prompt_lengths + sequences.response_lengths).argmin()[None]
-    return own + [Microbatch(shortest, idle=True)] * (most - len(own))
+    return [own + [Microbatch(shortest, idle=True)] * (most - len(own)) for own in parts]
 
 
 def _shares(sequences: Sequences) -> list[Int[Tensor, " some"]]:

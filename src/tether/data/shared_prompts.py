@@ -11,6 +11,7 @@ Training", arXiv 2511.00413.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import torch
 from jaxtyping import Bool, Int
@@ -71,13 +72,12 @@ def prompt_groups(sequences: Sequences) -> list[list[int]]:
 
 
 def number_prompts(sequences: Sequences) -> Int[Tensor, " rows"]:
-    """Return a number per row, on the CPU, that rows with equal prompts share."""
-    found: dict[bytes, int] = {}
-    ids = sequences.ids[:, : int(sequences.prompt_lengths.max())].cpu().numpy()
+    """Return a number per row, on the CPU, that rows with equal prompts share on all processes."""
     lengths = sequences.prompt_lengths.tolist()
-    return torch.tensor(
-        [found.setdefault(ids[row, :n].tobytes(), len(found)) for row, n in enumerate(lengths)]
-    )
+    ids = sequences.ids[:, : max(lengths, default=0)].cpu().numpy()
+    digests = [blake2b(ids[row, :n].tobytes(), digest_size=8) for row, n in enumerate(lengths)]
+    numbers = [int.from_bytes(digest.digest(), signed=True) for digest in digests]
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def count_tokens(sequences: Sequences, groups: list[list[int]]) -> TokenCount:

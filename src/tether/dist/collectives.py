@@ -1,7 +1,7 @@
 """Collectives over all processes: sum, gather, agree. On one process each is the identity."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
@@ -69,6 +69,64 @@ def gather(mine: T) -> list[T]:
         return [mine]
     with _meeting():
         return [unpack(content) for content in _gather_bytes(pack(mine), here.size)]
+
+
+def gather_replicas(mine: T) -> list[T]:
+    """Return the value of each copy of the model, in their order; those who share one have the
+    same."""
+    return gather(mine)[:: world().sharing]
+
+
+def exchange(parts: Sequence[T]) -> list[T]:
+    """Give each process its part; return what each of them gives this one, in the order of ranks.
+    This one's own is not copied."""
+    here = world()
+    if here.size == 1:
+        return [*parts]
+    with _meeting():
+        sent = [pack(None if rank == here.rank else part) for rank, part in enumerate(parts)]
+        group, lengths = waiting_group(), torch.tensor([*map(len, sent)])
+        coming = torch.empty_like(lengths)
+        torch_dist.all_to_all_single(coming, lengths, group=group)
+        sizes = coming.tolist()
+        content = torch.cat(sent)
+        del sent
+        found = torch.empty(sum(sizes), dtype=torch.uint8)
+        torch_dist.all_to_all_single(found, content, sizes, lengths.tolist(), group=group)
+    given = [unpack(content) for content in found.split(sizes)]
+    return [*given[: here.rank], parts[here.rank], *given[here.rank + 1 :]]
+
+
+def exchange_replicas(parts: Sequence[T]) -> list[T]:
+    """Give each copy of the model its part; return what each gives this one. Processes that share
+    one each deal with the one that has their own place in the other."""
+    here = world()
+    place = here.rank % here.sharing
+    to_all: list[T | None] = [None] * here.size
+    to_all[place :: here.sharing] = parts
+    return cast(list[T], exchange(to_all)[place :: here.sharing])
+
+
+def gather_sharing(mine: T) -> list[T]:
+    """Return the values of the processes that share this one's copy of the model."""
+    here = world()
+    if here.sharing == 1:
+        return [mine]
+    first = here.replica * here.sharing
+    sharing = range(first, first + here.sharing)
+    found = exchange([mine if rank in sharing else None for rank in range(here.size)])
+    return cast(list[T], found[first : first + here.sharing])
+
+
+def all_or_error(compute: Callable[[], T]) -> T:
+    """Return what this process computes; if one fails, all raise its error."""
+    if world().size == 1:
+        return compute()
+    result, mine = _attempt(compute)
+    for error in gather(mine):
+        if error is not None:
+            raise error
+    return cast(T, result)
 
 
 def gather_results(compute: Callable[[], T]) -> list[T]:

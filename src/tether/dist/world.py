@@ -57,6 +57,11 @@ class World:
         return self.size if self.mesh is None else self.mesh["data"].size()
 
     @property
+    def sharing(self) -> int:
+        """Processes that share the layers of one copy: neighbours, with the same rows."""
+        return self.size // self.replicas
+
+    @property
     def replica(self) -> int:
         """Which of the replicas this process belongs to."""
         return self.rank if self.mesh is None else self.mesh["data"].get_local_rank()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -97,11 +97,11 @@ class Critic(nn.Module):
     ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
         """Return values of the True cells and the value after each row's last token."""
 
-        def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor, Tensor]:
+        def read(part: Sequences, mask: Bool[Tensor, "rows response"]) -> tuple[Tensor, Tensor]:
             return split_values(self(part), part)
 
         values, final_values = map_microbatches(
-            sequences, mask.shape[1], self.microbatch_tokens, read
+            sequences, mask, mask.shape[1], self.microbatch_tokens, read
         )
         return torch.where(mask, values, 0.0), final_values
 
@@ -144,7 +144,7 @@ class NoCritic:
     ) -> tuple[Float[Tensor, "rows response"], Float[Tensor, " rows"]]:
         """Return zeros."""
         zeros = torch.zeros(mask.shape, device=mask.device)
-        return zeros, zeros[:, 0]
+        return zeros, zeros.sum(dim=1)
 
     def networks(self) -> list[Network]:
         """Return none."""

@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from tether.data.batching import own_microbatches
+from tether.data.loans import MaskedRows, blank_rows, lend
 from tether.data.shared_prompts import pack, packed_layout
-from tether.dist.collectives import all_reduce_sum
 from tether.dist.fsdp import release_gathered
+from tether.dist.world import world
 from tether.models.kv_cache import SlotCache
 from tether.models.precision import compute_type
 from tether.models.prompt_attention import KEYWORD, PackedPrompts
@@ -463,25 +463,34 @@ CACHED = "tether_cached"
 AttentionInterface.register(CACHED, cached_attention)
 
 
-MicrobatchFunction = Callable[[Sequences, Int[Tensor, " some"]], tuple[Tensor, ...]]
+MicrobatchFunction = Callable[[Sequences, Bool[Tensor, "rows response"]], tuple[Tensor, ...]]
 
 
 @torch.no_grad()
 def map_microbatches(
-    sequences: Sequences, width: int, max_tokens: int, read: MicrobatchFunction
+    sequences: Sequences,
+    mask: Bool[Tensor, "rows response"],
+    width: int,
+    max_tokens: int,
+    read: MicrobatchFunction,
 ) -> tuple[Tensor, ...]:
-    """Apply `read` to microbatches without gradients; return its results for all rows, in order.
+    """Apply `read` to microbatches without gradients; return its results for the rows, in order.
 
-    `read` takes a microbatch and its row numbers, and returns tensors of shape (rows,), (rows,
-    columns) or (rows, columns, ...); the latter are padded with 0 to `width` columns. Each process
-    computes its own rows.
+    `read` takes a microbatch and its mask, on the CPU, and returns tensors of shape (rows,), (rows,
+    columns) or (rows, columns, ...); the latter are padded with 0 to `width` columns. All processes
+    call it together: each computes about as many tokens as the others, also of others' rows.
     """
     whole: tuple[Tensor, ...] = ()
+    loan = lend(sequences, max_tokens)
+    borrowed = loan.out(MaskedRows(sequences, mask.cpu()))
+    room = max(width, borrowed.sequences.ids.shape[1]) if world().replicas > 1 else width
     try:
-        for part in own_microbatches(sequences, max_tokens):
-            found = read(sequences.select(part.rows), part.rows)
+        for part in loan.microbatches:
+            own = borrowed.select(part.rows)
+            found = read(own.sequences, own.mask)
             if not whole:
-                whole = tuple(_blank(len(sequences.ids), width, piece) for piece in found)
+                count = len(borrowed.sequences.ids)
+                whole = tuple(blank_rows(count, room, piece) for piece in found)
             if part.idle:
                 continue
             for all_rows, piece in zip(whole, found, strict=True):
@@ -490,9 +499,4 @@ def map_microbatches(
                 all_rows[place] = piece
     finally:
         release_gathered()
-    # A process that has not computed a row adds 0.
-    return tuple(all_reduce_sum(all_rows) for all_rows in whole)
-
-
-def _blank(rows: int, width: int, piece: Tensor) -> Tensor:
-    return piece.new_zeros((rows, width, *piece.shape[2:])[: piece.ndim])
+    return loan.back(whole, width)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -59,18 +59,16 @@ class Policy:
     def with_lower_states(self, sequences: Sequences) -> Sequences:
         """Return the rows with the states after the frozen lower layers, if there are any.
 
-        One pass of the training forward, which every later one starts from. Each process computes
-        its share of the rows and gets all of them, as an update may give it any.
+        One pass of the training forward, which every later one starts from.
         """
         if self.lower_layers == 0:
             return sequences
 
-        def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor]:
+        def read(part: Sequences, mask: Bool[Tensor, "rows response"]) -> tuple[Tensor]:
             return (states_below(trunk(self.model), part.ids, self.lower_layers),)
 
-        (states,) = map_microbatches(
-            sequences, sequences.ids.shape[1], self.microbatch_tokens, read
-        )
+        length, every = sequences.ids.shape[1], torch.ones(len(sequences.ids), 0, dtype=torch.bool)
+        (states,) = map_microbatches(sequences, every, length, self.microbatch_tokens, read)
         return replace(sequences, lower_states=states, lower_layers=self.lower_layers)
 
     @property
@@ -130,15 +128,13 @@ class Policy:
         self, sequences: Sequences, mask: Bool[Tensor, "rows response"]
     ) -> Float[Tensor, "rows response"]:
         """Return log-probs of the True cells, microbatch by microbatch, without gradients."""
-        host_mask = mask.cpu()
 
-        def read(part: Sequences, rows: Int[Tensor, " some"]) -> tuple[Tensor]:
-            log_probs, _ = self.log_probs_and_entropies(
-                self.states(part), part, host_mask[rows, : part.width]
-            )
+        def read(part: Sequences, mask: Bool[Tensor, "rows response"]) -> tuple[Tensor]:
+            log_probs, _ = self.log_probs_and_entropies(self.states(part), part, mask)
             return (log_probs,)
 
-        (log_probs,) = map_microbatches(sequences, mask.shape[1], self.microbatch_tokens, read)
+        width = mask.shape[1]
+        (log_probs,) = map_microbatches(sequences, mask, width, self.microbatch_tokens, read)
         return log_probs
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tether.data.batching import length_mask, pad_right
+from tether.dist.collectives import any_process
 from tether.errors import UserError
 from tether.models.forward import Network, map_microbatches, states_before_tokens, trunk
 from tether.models.loading import load_classifier
@@ -42,10 +43,16 @@ class RewardModel:
         return self._forward(whole)
 
     def scores(self, dialogues: Sequence[Sequence[int]]) -> Float[Tensor, " rows"]:
-        """Score dialogues microbatch by microbatch, without gradients."""
+        """Score dialogues microbatch by microbatch, without gradients.
+
+        All processes call it together, each with dialogues of its own.
+        """
+        if not any_process(len(dialogues) > 0):
+            return torch.zeros(0, dtype=self.float_type, device=self.model.device)
         whole = dialogues_as_sequences(dialogues, self.model.device)
+        every = torch.ones(len(dialogues), 0, dtype=torch.bool)
         (scores,) = map_microbatches(
-            whole, 0, self.microbatch_tokens, lambda part, rows: (self._forward(part),)
+            whole, every, 0, self.microbatch_tokens, lambda part, mask: (self._forward(part),)
         )
         return scores
 
@@ -67,7 +74,7 @@ class RewardModel:
 
 def dialogues_as_sequences(dialogues: Sequence[Sequence[int]], device: torch.device) -> Sequences:
     """Pad dialogues as prompts without a response: their one state follows the last token."""
-    lengths = torch.tensor([len(ids) for ids in dialogues])
+    lengths = torch.tensor([len(ids) for ids in dialogues], dtype=torch.long)
     return Sequences(pad_right(dialogues, torch.long), lengths, lengths * 0).to(device)
 
 

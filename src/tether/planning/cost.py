@@ -14,7 +14,8 @@ from tether.support.units import byte_text, si
 # one half is for the weights' gradients. Attention over earlier tokens is left out.
 FORWARD, BACKWARD, BACKWARD_OF_STATES = 2, 4, 2
 
-TOKEN_BYTES = 13  # of a response token that processes exchange: id, mask, log-prob
+# Of a response token on loan, beside its id: a mask and a log-prob; or what a Minibatch has of it.
+READ_BYTES, LEARNT_BYTES = 1 + 4, 2 + 8 * 4
 
 
 @dataclass(frozen=True)
@@ -144,19 +145,31 @@ def sent(d: Demand) -> list[Cost]:
             amount = 2 * share * whole * d.steps(role)
             found.append(Cost(f"{role}'s gradients", amount, f"{because} steps"))
     if d.networks.lower_layers and d.replicas > 1:
-        because = f"of {d.config.rows} rows, summed over {d.replicas}"
-        found.append(Cost("lower states", 2 * share * lower_state_bytes(d), because))
+        passes = len(_forward_roles(d)) + sum(_loans(d, role) for role in d.learners)
+        because = f"of {d.held_rows} rows, lent in {passes} passes"
+        amount = passes * share * lower_state_bytes(d) / d.replicas
+        found.append(Cost("lower states", amount, because))
     if d.layer_ways > 1:
         found.append(_states(d))
     if d.shards * d.layer_ways > 1:
         amount = (d.workers - 1) / d.workers * d.actor.weight_bytes
         found.append(Cost("sampler's copy", amount, "the actor, gathered once"))
-    if d.workers > 1:
-        c = d.config
-        row_bytes = 8 * d.longest_row + TOKEN_BYTES * c.rollout.max_response_tokens
-        amount = (d.workers - 1) / d.workers * c.rows * row_bytes
-        found.append(Cost("rows", amount, f"{c.rows} rows to every process"))
+    if d.replicas > 1:
+        forward, updates = len(_forward_roles(d)), sum(_loans(d, role) for role in d.learners)
+        ids, response = 8 * d.longest_row, d.config.rollout.max_response_tokens
+        read, learnt = ids + READ_BYTES * response, ids + LEARNT_BYTES * response
+        amount = share * d.held_rows * (forward * read + updates * learnt)
+        because = f"{d.held_rows} rows, lent in {forward + updates} passes"
+        found.append(Cost("rows", amount, because))
     return found
+
+
+def _loans(d: Demand, role: Learner) -> int:
+    """Return how often an update lends every row to the process that computes it."""
+    update = d.config.actor.update
+    if role == "critic":
+        return d.config.critic_epochs
+    return 1 if isinstance(update, TrpoUpdate) else d.config.actor.epochs
 
 
 def _gathered_and_scattered(d: Demand, share: float) -> list[Cost]:

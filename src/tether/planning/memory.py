@@ -1,5 +1,6 @@
 """The memory of one process: its parts, and which of them are held at the same time."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +19,7 @@ from tether.support.units import byte_text, si
 # Of a response token: numbers in a Rollout, an Experience and the update's report; bytes of ids
 # and masks there; and bytes of Python objects while it is sampled.
 TOKEN_FLOATS, TOKEN_ID_BYTES, TOKEN_OBJECT_BYTES = 12, 10, 80
+MINIBATCH_FLOATS = 8  # in a Minibatch, with the new log-probs that come back
 
 # Modules imported late, the tokenizer, the prompts: measured once the models are loaded.
 LIBRARIES = 26 * 2**20
@@ -79,9 +81,10 @@ def plan_memory(d: Demand) -> Memory:
     for role in reversed(d.learners):
         learning = _learning(d, role)
         buffer = _buffer(d) if role == "critic" else []  # the actor's activations contain it
-        found.append(Phase(f"{role} update", (*always, *buffer, *learning, *_rows(d))))
+        rows = *_rows(d), *_loan(d, role)
+        found.append(Phase(f"{role} update", (*always, *buffer, *learning, *rows)))
         if d.replicas > 1 and d.shards == 1:
-            step = (*always, learning[0], _summed(d, role), *_rows(d))
+            step = (*always, learning[0], _summed(d, role), *rows)
             found.append(Phase(f"{role} step", step))
     found.append(Phase("checkpoint", (*always, *_buffer(d), *_saving(d))))
     return Memory(Phase("always", always), found)
@@ -135,18 +138,28 @@ def _buffer(d: Demand) -> list[Part]:
 def _rows(d: Demand) -> list[Part]:
     c = d.config
     token_bytes = TOKEN_FLOATS * _float_bytes(d) + TOKEN_ID_BYTES
-    size = c.rows * (c.rollout.max_response_tokens * token_bytes + 16 * d.longest_row)
-    rows = Part("rows", size, f"{c.rows} rows, {token_bytes} bytes per response token")
+    size = d.held_rows * (c.rollout.max_response_tokens * token_bytes + 16 * d.longest_row)
+    rows = Part("rows", size, f"{d.held_rows} rows, {token_bytes} bytes per response token")
     return [rows, *_lower_states(d)]
 
 
+def _loan(d: Demand, role: Learner) -> list[Part]:
+    """The rows of a minibatch, as they are lent and as they are borrowed."""
+    if d.replicas == 1:
+        return []
+    rows = math.ceil(d.step_rows(role) / d.replicas)
+    token_bytes = MINIBATCH_FLOATS * _float_bytes(d) + TOKEN_ID_BYTES
+    size = 2 * rows * d.config.rollout.max_response_tokens * token_bytes
+    return [Part("rows on loan", size, f"2 x {rows} rows of a minibatch")]
+
+
 def _lower_states(d: Demand) -> list[Part]:
-    """The states below the layers that learn, of all rows, on every process."""
+    """The states below the layers that learn, of a process's rows."""
     if d.networks.lower_layers == 0:
         return []
     width = d.networks.actor.config.hidden_size
-    because = f"{d.config.rows} rows of {d.longest_row} tokens, {width} wide"
-    return [Part("lower states", lower_state_bytes(d), because)]
+    because = f"{d.held_rows} rows of {d.longest_row} tokens, {width} wide"
+    return [Part("lower states", math.ceil(lower_state_bytes(d) / d.replicas), because)]
 
 
 def _sampling(d: Demand) -> list[Part]:

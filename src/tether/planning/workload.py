@@ -251,6 +251,11 @@ class Demand:
         return math.ceil((whole - linear + linear / self.layer_ways) / self.shards)
 
     @property
+    def held_rows(self) -> int:
+        """Return the rows of an iteration that a process holds."""
+        return math.ceil(self.config.rows / self.replicas)
+
+    @property
     def longest_row(self) -> int:
         """Greatest length of a row, prompt and response."""
         return self.longest_prompt + self.config.rollout.max_response_tokens

@@ -14,6 +14,7 @@ from tether.algo.kl import k1
 from tether.config import Config
 from tether.data.batching import join
 from tether.data.prompts import HeldoutSets, load_heldout
+from tether.dist.collectives import gather_replicas
 from tether.errors import UserError
 from tether.models.vocabulary import Vocabulary, load_vocabulary_without_model
 from tether.ppo.estimates import Estimate, estimate, estimates_at_k
@@ -32,8 +33,8 @@ from tether.rewards.functions import Reward, columns_for_reward, parts_of
 from tether.rewards.rules import ANSWERS_OF
 from tether.rewards.scorers import InProcessScorer, Scorer
 from tether.rollout.engine import EngineSampler
-from tether.rollout.environments.episodes import told_prompts
 from tether.rollout.openai import OpenAIEngine
+from tether.rollout.own_rows import everywhere, sample_own, scores_everywhere
 from tether.rollout.sampler import Draw, Episodes, Greedy, Sampler
 from tether.rollout.tools.build import build_episode_source
 from tether.run.directory import EVALS
@@ -41,7 +42,7 @@ from tether.run.metrics import Event
 from tether.run.reader import read_lines
 from tether.run.writer import shown_columns
 from tether.support import html
-from tether.types import Prompts, Rollout, Scores
+from tether.types import ALL_HERE, Prompts, Rollout, Scores
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,9 @@ def evaluate(
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     kl = k1(old_log_probs, ref_log_probs, mask) if config.kl.needs_reference else None
     scored = score_both(responses, roles, config, iteration)
+    if kl is not None and sampled.rows is not ALL_HERE:
+        kl = sampled.rows.everyone(kl.sum(dim=1))[:, None]
+    scored, responses = scored.everywhere(responses), responses.everywhere()
     evaluation = summarise(responses, scored, roles, config, iteration, kl)
     if priced and kl is not None:
         price = price_of(responses.prompts, scored.sampled, kl, roles, config)
@@ -171,22 +175,35 @@ class EvaluationResponses:
     """A greedy response to each prompt, and several sampled ones side by side."""
 
     sizes: Mapping[str, int]  # prompts by set, which follow each other
-    prompts: Prompts
+    prompts: Prompts  # of the greedy responses
+    sampled_prompts: Prompts
     greedy: Rollout
     sampled: Rollout
+
+    def everywhere(self) -> "EvaluationResponses":
+        """Return the responses of all processes."""
+        if self.greedy.rows is ALL_HERE:
+            return self
+        return EvaluationResponses(
+            self.sizes,
+            Prompts.concat(gather_replicas(self.prompts)),
+            Prompts.concat(gather_replicas(self.sampled_prompts)),
+            everywhere(self.greedy),
+            everywhere(self.sampled),
+        )
 
 
 def sample_responses(
     sets: Mapping[str, Prompts], sampler: Sampler, episodes: Episodes, config: Config
 ) -> EvaluationResponses:
-    """Sample a greedy response to each prompt, and `train.eval_samples` random ones."""
+    """Sample a greedy response to each prompt, and `train.eval_samples` random ones; of several
+    processes each to prompts of its own."""
     prompts = Prompts.concat([*sets.values()])
-    asked = episodes(prompts)
-    greedy = sampler.run(asked, Greedy())
-    repeated = prompts.repeat(config.train.eval_samples)
-    sampled = sampler.run(episodes(repeated), Draw(config.seed, "evaluate", 0))
+    told, greedy = sample_own(sampler, episodes, prompts, Greedy())
+    repeated, choice = prompts.repeat(config.train.eval_samples), Draw(config.seed, "evaluate", 0)
+    sampled_prompts, sampled = sample_own(sampler, episodes, repeated, choice)
     sizes = {name: len(some) for name, some in sets.items()}
-    return EvaluationResponses(sizes, told_prompts(prompts, asked), greedy, sampled)
+    return EvaluationResponses(sizes, told, sampled_prompts, greedy, sampled)
 
 
 @dataclass(frozen=True)
@@ -197,19 +214,27 @@ class ScoredResponses:
     sampled: Scores
     events: list[Event]
 
+    def everywhere(self, responses: EvaluationResponses) -> "ScoredResponses":
+        """Return the scores of all processes."""
+        return ScoredResponses(
+            scores_everywhere(self.greedy, responses.greedy),
+            scores_everywhere(self.sampled, responses.sampled),
+            self.events,
+        )
+
 
 def score_both(
     responses: EvaluationResponses, context: ScoringContext, config: Config, iteration: int = 0
 ) -> ScoredResponses:
     """Score the greedy and the sampled responses."""
-    prompts, samples = responses.prompts, config.train.eval_samples
+    samples = config.train.eval_samples
     for rollout in (responses.greedy, responses.sampled):
         refuse_failing_tools(rollout, config)
     greedy, greedy_events = score_responses(
-        prompts, responses.greedy, context, config, iteration=iteration
+        responses.prompts, responses.greedy, context, config, iteration=iteration
     )
     sampled, sampled_events = score_responses(
-        prompts.repeat(samples),
+        responses.sampled_prompts,
         responses.sampled,
         context,
         config,

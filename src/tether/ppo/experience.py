@@ -4,7 +4,7 @@ leave out, importance weights."""
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tether.algo.importance import (
@@ -20,8 +20,8 @@ from tether.models.critic import split_values
 from tether.models.forward import map_microbatches, states_before_tokens, trunk
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
-from tether.run.metrics import Event, Last, Meter
-from tether.types import Experience, Rollout, Scores, Sequences
+from tether.run.metrics import Event, Last, Meter, events_of_all
+from tether.types import ALL_HERE, Experience, Rollout, Rows, Scores, Sequences
 
 LogProbsAndValues = tuple[
     Float[Tensor, "rows response"], Float[Tensor, "rows response"], Float[Tensor, " rows"]
@@ -52,16 +52,15 @@ def _by_shared_trunk(
     sequences: Sequences, mask: Bool[Tensor, "rows response"], roles: Roles
 ) -> LogProbsAndValues:
     """Apply both heads to the same states."""
-    actor, critic, host_mask = roles.actor, roles.critic, mask.cpu()
+    actor, critic = roles.actor, roles.critic
 
-    def both_heads(part: Sequences, rows: Int[Tensor, " some"]) -> LogProbsAndValues:
+    def both_heads(part: Sequences, own: Bool[Tensor, "rows response"]) -> LogProbsAndValues:
         states = states_before_tokens(trunk(actor.model), part)
-        own = host_mask[rows, : part.width]
         log_probs, _ = actor.log_probs_and_entropies(states[:, :-1], part, own)
         return log_probs, *split_values(critic.values_from_states(states), part)
 
     log_probs, values, final_values = map_microbatches(
-        sequences, mask.shape[1], actor.microbatch_tokens, both_heads
+        sequences, mask, mask.shape[1], actor.microbatch_tokens, both_heads
     )
     return log_probs, torch.where(mask, values, 0.0), final_values
 
@@ -74,6 +73,7 @@ def drop_non_finite_rows(
     ref_log_probs: Float[Tensor, "rows response"],
     values: Float[Tensor, "rows response"],
     values_after: Float[Tensor, " rows"],
+    numbers: Rows = ALL_HERE,
 ) -> tuple[Scores, list[Event]]:
     """Take rows with a NaN or an infinity out of the batch, as if unscored, with an event each."""
     culprits = {
@@ -83,13 +83,12 @@ def drop_non_finite_rows(
         "values": ~(finite_rows(values, mask) & (values_after.isfinite() | ~mask.any(dim=1))),
     }
     bad = torch.stack(list(culprits.values())).any(dim=0)
-    if not bool(bad.any()):
-        return scores, []
     events = []
     for row in bad.nonzero().squeeze(1).tolist():
         names = ", ".join(name for name, rows in culprits.items() if rows[row])
-        events.append(Event("non_finite_row", f"{names} not finite; the row was left out", row))
-    return scores.without(bad), events
+        message = f"{names} not finite; the row was left out"
+        events.append(Event("non_finite_row", message, numbers.number(row)))
+    return scores.without(bad) if events else scores, events_of_all(events, numbers)
 
 
 def finite_rows(
@@ -137,10 +136,10 @@ def rollout_correction(
 
 def record_mismatch(meter: Meter, rollout: Rollout, experience: Experience, config: Config) -> None:
     """Record how far the sampler's log-probs are from the trainer's: per token, or per row."""
-    mask = experience.response_mask
+    mask, rows = experience.response_mask, experience.rows
     d = mismatch(experience.old_log_probs, rollout.rollout_log_probs, mask)
-    by_row = config.correction.kind == "sequence"
-    share = effective_share(d.sum(dim=1), mask.any(dim=1)) if by_row else effective_share(d, mask)
-    meter.record("rollout/log_prob_diff_mean", Last(mean_gap(d, mask)))
-    meter.record("rollout/mismatch_kl", Last(mismatch_kl(d, mask)))
+    weighed = (d.sum(dim=1), mask.any(dim=1)) if config.correction.kind == "sequence" else (d, mask)
+    share = effective_share(*weighed, rows)
+    meter.record("rollout/log_prob_diff_mean", Last(mean_gap(d, mask, rows)))
+    meter.record("rollout/mismatch_kl", Last(mismatch_kl(d, mask, rows)))
     meter.record("rollout/effective_share", Last(share))

@@ -53,6 +53,9 @@ def run_iteration(
 ) -> Outcome:
     """Sample a batch of responses, score them, and update critic and actor on them.
 
+    Of several processes each samples and keeps rows of its own; groups, sums and minibatches are
+    those of all rows.
+
     With `ahead` the batch is one that was sampled some iterations ago (`rollout.lag`).
 
     Shapes: rows x response, but for scores and final values, which are one number per row.
@@ -65,7 +68,8 @@ def run_iteration(
         batch = sample_batch(iteration, controls, roles, config, clock)
     else:
         batch = ahead.take(iteration, roles, config, clock)
-    greedy_scores = score_greedy(batch.prompts, roles, config, iteration)
+    rows = batch.rollout.rows
+    greedy_scores = score_greedy(batch.prompts, rows, roles, config, iteration)
     clock.lap("reward")
 
     made = make_experience(batch.rollout, batch.scores, greedy_scores, controls.beta, roles, config)
@@ -133,7 +137,14 @@ def make_experience(
     )
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
     scores, non_finite_events = drop_non_finite_rows(
-        scores, mask, rollout.rollout_log_probs, old_log_probs, ref_log_probs, values, values_after
+        scores,
+        mask,
+        rollout.rollout_log_probs,
+        old_log_probs,
+        ref_log_probs,
+        values,
+        values_after,
+        rollout.rows,
     )
     mask = mask & scores.usable[:, None]
     old_log_probs, ref_log_probs, values = zero_masked(mask, old_log_probs, ref_log_probs, values)
@@ -143,7 +154,7 @@ def make_experience(
     kl = estimate_kl(config.kl.in_reward.estimator, old_log_probs, ref_log_probs, mask)
     token_level_scores = place_scores(scores.values, mask, scores.token_values)
     token_level_rewards = shape_rewards(token_level_scores, kl, beta)
-    check_rewards_add_up(token_level_rewards, scores, kl, beta)
+    check_rewards_add_up(token_level_rewards, scores, kl, beta, rollout.rows)
 
     # Advantages train the actor, returns the critic.
     final_values = bootstrap_values(values_after, rollout.truncated, config.advantage.truncation)
@@ -157,10 +168,11 @@ def make_experience(
         samples=config.rollout.samples_per_prompt,
         parts=weighted_parts(scores, config),
         kl_penalty=beta * kl,
+        rows=rollout.rows,
     )
     advantages = estimate_advantages(config.advantage, inputs)
     returns = critic_returns(config.advantage, inputs, advantages, config.critic.lam)
-    moments = masked_moments(advantages, mask)
+    moments = masked_moments(advantages, mask, rollout.rows)
     policy_advantages = (
         whiten(advantages, mask, moments) if config.advantage.whitens else advantages
     )
@@ -179,6 +191,7 @@ def make_experience(
         returns=returns,
         policy_advantages=policy_advantages,
         correction_weights=rollout_correction(rollout, old_log_probs, mask, config),
+        rows=rollout.rows,
     )
     return MadeExperience(
         rollout=rollout,

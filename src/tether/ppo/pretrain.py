@@ -7,6 +7,7 @@ responses of the starting policy, with lambda 1, where its own errors are not in
 VC-PPO, Yuan et al. 2025, arXiv 2503.01491, section 3.1; VAPO, Yue et al. 2025, arXiv 2504.05118.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +24,10 @@ from tether.ppo.roles import Roles
 from tether.ppo.scoring import score_greedy, score_rollout, shape_overlong
 from tether.ppo.updates.critic import critic_schedule, fit_critic
 from tether.ppo.updates.minibatches import UpdateReport
-from tether.rollout.environments.episodes import told_prompts
+from tether.rollout.own_rows import sample_own
 from tether.rollout.sampler import Draw
 from tether.run.metrics import Event
-from tether.types import Experience, Prompts
+from tether.types import Experience
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,13 @@ def _bank(settings: PretrainSection, beta: float, roles: Roles, config: Config) 
     )
     prompts = roles.train_prompts.for_iteration(0, count, config.seed, config.data.shuffle)
     prompts = prompts.repeat(samples)
-    episodes = roles.episodes(prompts)
-    prompts = told_prompts(prompts, episodes)
     roles.sampler.sync(roles.actor.model, 0)
-    rollout = roles.sampler.run(episodes, Draw(config.seed, "pretrain", 0))
+    choice = Draw(config.seed, "pretrain", 0)
+    prompts, rollout = sample_own(roles.sampler, roles.episodes, prompts, choice)
     refuse_failing_tools(rollout, config)
     scores, _ = score_rollout(prompts, rollout, roles, config)
     scores = shape_overlong(scores, rollout, config)
-    greedy_scores = score_greedy(prompts, roles, config)
+    greedy_scores = score_greedy(prompts, rollout.rows, roles, config)
     returns_only = config.critic.model_copy(update={"lam": 1.0})
     targets = config.model_copy(update={"critic": returns_only})
     experience = make_experience(rollout, scores, greedy_scores, beta, roles, targets).experience
@@ -109,20 +109,21 @@ def _bank(settings: PretrainSection, beta: float, roles: Roles, config: Config) 
         # What would follow a truncated row is the critic's own value, so it teaches nothing here.
         ended = ~rollout.truncated[:, None]
         experience = replace(experience, response_mask=experience.response_mask & ended)
-    heldback = _heldback_rows(prompts, round(settings.heldback * count) * samples)
+    every = rollout.rows.gather(prompts.ids)
+    heldback = _heldback_rows(every, round(settings.heldback * count) * samples)
     if not heldback.any():
         raise UserError(
             "critic.pretrain needs two different prompts in data.train, one to learn from and one "
             "to be measured on; add prompts, or leave critic.pretrain out."
         )
-    rows = torch.arange(len(prompts))
+    rows, heldback = torch.arange(len(prompts)), rollout.rows.own(heldback)
     return Bank(experience.select(rows[~heldback]), experience.select(rows[heldback]))
 
 
-def _heldback_rows(prompts: Prompts, wanted: int) -> Bool[Tensor, " rows"]:
+def _heldback_rows(prompts: Sequence[list[int]], wanted: int) -> Bool[Tensor, " rows"]:
     """Mark the last `wanted` rows, and every other row with one of their prompts; at least the
     last prompt's, and never the first prompt's."""
-    ids = [tuple(row) for row in prompts.ids]
+    ids = [tuple(row) for row in prompts]
     last = set(ids[-max(wanted, 1) :]) - {ids[0]}
     return torch.tensor([row in last for row in ids])
 
@@ -137,7 +138,8 @@ def _fit(settings: PretrainSection, bank: Bank, roles: Roles, config: Config) ->
         fit_critic(bank.learnt, roles, unclipped, schedule, UpdateReport())
         held = bank.heldback
         values, _ = roles.critic.values(held.sequences, held.response_mask)
-        found.append(float(explained_variance(values, held.returns, held.response_mask)))
+        explained = explained_variance(values, held.returns, held.response_mask, held.rows)
+        found.append(float(explained))
         if settings.explained_variance is not None and found[-1] >= settings.explained_variance:
             break
-    return Pretrained(found, len(bank.learnt))
+    return Pretrained(found, bank.learnt.rows.count(bank.learnt))

@@ -16,7 +16,7 @@ from tether.config import Config
 from tether.ppo.estimates import Interval
 from tether.ppo.roles import reference_rollout
 from tether.ppo.scoring import ScoringContext, score_responses
-from tether.rollout.environments.episodes import told_prompts
+from tether.rollout.own_rows import scores_everywhere
 from tether.types import Prompts, Scores
 
 RESAMPLED = 400  # times that the prompts are drawn again, for the intervals
@@ -78,9 +78,9 @@ def price_of(
     `sampled` and `kl` are of the policy's own responses, `train.eval_samples` for each prompt.
     """
     samples, asked = config.train.price_samples, prompts.repeat(config.train.price_samples)
-    rollout, episodes, _ = reference_rollout(config, asked, "price", kl.device)
-    asked = told_prompts(asked, episodes)
-    found, _ = score_responses(asked, rollout, context, config, samples=samples)
+    own, rollout, _ = reference_rollout(config, asked, "price", kl.device)
+    found, _ = score_responses(own, rollout, context, config, samples=samples)
+    found = scores_everywhere(found, rollout)
     per_prompt = (len(prompts), -1)
     scored = sampled.scored.view(per_prompt).cpu()
     scores = torch.where(scored, sampled.values.view(per_prompt).cpu(), 0.0).double().sum(dim=1)

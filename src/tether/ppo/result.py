@@ -16,8 +16,8 @@ from tether.config.algorithm import AnyUpdate
 from tether.data.curriculum import Curriculum
 from tether.errors import RunStopped
 from tether.ppo.experience import record_mismatch
-from tether.ppo.updates.minibatches import UpdateReport
-from tether.run.metrics import Event, Last, Max, Mean, Meter
+from tether.ppo.updates.minibatches import UpdateReport, merged_meters
+from tether.run.metrics import Event, Last, Max, Mean, Meter, events_of_all
 from tether.types import CUT_OFF, Experience, Moments, Prompts, Rollout, Scores
 
 
@@ -79,15 +79,18 @@ class Clock:
 
 @dataclass(frozen=True)
 class DroppedGroups:
-    """What dynamic sampling sampled and left out: all rows that are not trained on."""
+    """What dynamic sampling sampled and left out: the rows that are not trained on."""
 
     rounds: int
     prompts: int  # drawn in all, with those that are trained on
     without_spread: int  # of them
+    # Of this process:
     scores: Float[Tensor, " dropped"]
     scored: Bool[Tensor, " dropped"]
     kl_per_row: Mean  # to the reference; empty unless a controller needs it
     kl_per_token: Mean
+    all_scores: Float[Tensor, " scored"]  # those that there are, of all processes
+    kl_rows: int  # that `kl_per_row` is of, likewise
 
     def record(self, meter: Meter) -> None:
         """Record how much was sampled for this batch."""
@@ -124,8 +127,12 @@ class Outcome:
         )
 
     def metrics(self, config: Config) -> dict[str, float]:
-        """Return the deterministic numbers of this iteration, in data-flow order."""
-        e, usable = self.experience, self.scores.usable
+        """Return the deterministic numbers of this iteration, in data-flow order.
+
+        What is a mean or an extreme is of this process's rows, until the meters are merged; the
+        others are of all rows.
+        """
+        e, usable, all_rows = self.experience, self.scores.usable, self.experience.rows
         mask, tokens, rows = e.response_mask, e.response_mask.sum(), usable.sum()
         scores = self.scores.values
         differences = (e.old_log_probs - self.rollout.rollout_log_probs).abs()
@@ -133,11 +140,11 @@ class Outcome:
 
         meter = Meter()
         scored, dropped = self.scores.scored, self.dropped
-        sampled = scores[scored]
+        sampled = all_rows.everyone(scores)[all_rows.everyone(scored)]
         meter.record("score/mean", Mean(scores.sum(), scored.sum()))
         if dropped is not None:  # the mean score is that of all rows that were sampled
             meter.record("score/mean", Mean(dropped.scores.sum(), dropped.scored.sum()))
-            sampled = torch.cat([sampled, dropped.scores[dropped.scored]])
+            sampled = torch.cat([sampled, dropped.all_scores])
         meter.record("score/std", Last(sampled.std() if len(sampled) > 1 else 0.0))
         for name, numbers in self.scores.parts.items():
             meter.record(f"score/part/{name}", Mean(numbers.sum(), scored.sum()))
@@ -153,7 +160,8 @@ class Outcome:
         if config.rollout.lag:
             lag = self.iteration - sampling_version(self.iteration, config.rollout.lag)
             meter.record("rollout/lag", Last(lag))
-        meter.record("rollout/log_prob_diff_max", Max(torch.where(mask, differences, 0.0).max()))
+        largest = torch.where(mask, differences, 0.0).amax(dim=1)
+        meter.record("rollout/log_prob_diff_max", Max(all_rows.everyone(largest).max()))
         if config.may_mismatch:
             record_mismatch(meter, self.rollout, e, config)
         if config.kl.needs_reference:
@@ -170,12 +178,12 @@ class Outcome:
         if config.advantage.traits.by_group:
             samples = config.rollout.samples_per_prompt
             alike, usable_groups = (
-                zero_spread(scores, mask, samples).sum(),
-                mask.any(dim=1).view(-1, samples).any(dim=1).sum(),
+                zero_spread(scores, mask, samples, all_rows).sum(),
+                all_rows.everyone(mask.any(dim=1)).view(-1, samples).any(dim=1).sum(),
             )
             meter.record("advantage/zero_spread_share", Mean(alike, usable_groups))
         if config.has_critic:
-            explained = explained_variance(e.values, e.returns, mask)
+            explained = explained_variance(e.values, e.returns, mask, all_rows)
             meter.record("value/mean", Mean(masked_sum(e.values, mask), tokens))
             meter.record("critic/explained_variance", Last(explained))
         if dropped is not None:
@@ -186,13 +194,14 @@ class Outcome:
                 meter.record(name, Last(share))
         if isinstance(config.actor.update, PenaltyUpdate):
             meter.record("actor/penalty_coef", Last(self.controls.penalty_coef))
+        meter = merged_meters(meter)
         return {**meter.values(), **self.critic.meter.values(), **self.actor.meter.values()}
 
     def next_controls(self, metrics: Mapping[str, float], config: Config) -> Controls:
         """Return the coefficients for the next iteration."""
-        rows = int(self.scores.usable.sum())
+        rows = int(self.experience.rows.sum(self.scores.usable.sum()))
         if self.dropped is not None:
-            rows += int(self.dropped.kl_per_row.count)
+            rows += self.dropped.kl_rows
         coef = self.actor.penalty_coef
         return Controls(
             beta=next_beta(self.controls.beta, metrics, rows, config),
@@ -206,18 +215,22 @@ class Outcome:
         curriculum, drawn = self.controls.curriculum, self.drawn
         if curriculum is None or drawn is None:
             return None
-        scores = self.scores
-        return curriculum.after(self.iteration, drawn, scores.values, scores.scored)
+        values, scored = map(
+            self.experience.rows.everyone, (self.scores.values, self.scores.scored)
+        )
+        return curriculum.after(self.iteration, drawn, values, scored)
 
     def timings(self) -> dict[str, float]:
         """Return seconds per stage and tokens per second: what differs from machine to machine."""
         total = sum(self.seconds.values())
-        tokens = int(self.rollout.response_lengths.sum())
+        rows, lengths = self.experience.rows, self.rollout.response_lengths
+        tokens = int(rows.everyone(lengths).sum())
         tools = sum(call.seconds for calls in self.rollout.calls for call in calls)
+        has_calls, in_tools = zip(*rows.together([(bool(self.rollout.calls), tools)]), strict=True)
         return {
             **{f"time/{stage}": seconds for stage, seconds in self.seconds.items()},
             "time/iteration": total,
-            **({"time/tools": tools} if self.rollout.calls else {}),
+            **({"time/tools": sum(in_tools)} if any(has_calls) else {}),
             "throughput/tokens_per_second": tokens / total,
         }
 
@@ -233,16 +246,17 @@ def calls_at_fault(rollout: Rollout, whose: str) -> int:
 
 
 def call_events(rollout: Rollout) -> list[Event]:
-    """Return an event for each row with a call that a tool failed."""
+    """Return an event for each row, of all processes, with a call that a tool failed."""
     failed = {
         row: [f"{call.name}: {call.error}" for call in calls if call.fault == "tool"]
         for row, calls in enumerate(rollout.calls)
     }
-    return [
-        Event("tool_failed", "; ".join(dict.fromkeys(errors)), row)
+    events = [
+        Event("tool_failed", "; ".join(dict.fromkeys(errors)), rollout.rows.number(row))
         for row, errors in failed.items()
         if errors
     ]
+    return events_of_all(events, rollout.rows)
 
 
 def refuse_failing_tools(rollout: Rollout, config: Config) -> None:
@@ -250,7 +264,8 @@ def refuse_failing_tools(rollout: Rollout, config: Config) -> None:
 
     From failing tools the policy would learn not to use them.
     """
-    calls, failed = calls_made(rollout), calls_at_fault(rollout, "tool")
+    found = rollout.rows.together([(calls_made(rollout), calls_at_fault(rollout, "tool"))])
+    calls, failed = (sum(counts) for counts in zip(*found, strict=True))
     limit = config.rollout.max_failed_share
     if calls >= FEWEST_CALLS and failed > limit * calls:
         events = call_events(rollout)

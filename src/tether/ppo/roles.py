@@ -80,7 +80,8 @@ from tether.rewards.workers import ChildScorer
 from tether.rollout.chunks import ChunkedSampler
 from tether.rollout.engine import EngineSampler
 from tether.rollout.local import LocalSampler
-from tether.rollout.sampler import DistributedSampler, Draw, Episode, Episodes, Sampler
+from tether.rollout.own_rows import sample_own
+from tether.rollout.sampler import DistributedSampler, Draw, Episodes, Sampler
 from tether.rollout.tools.build import build_episode_source
 from tether.rollout.vllm import build_vllm
 from tether.types import CUT_OFF, Prompts, Rollout
@@ -492,7 +493,7 @@ NUM_RESPONSES = 256  # the standard error of the mean is then 1/16 of a standard
 
 
 def build_learned_scorer(
-    config: Config, name: str, prompts: PromptSet, device: torch.device
+    config: Config, name: str, train_prompts: PromptSet, device: torch.device
 ) -> LearnedScorer:
     """Load the reward model and measure its scale on responses of the reference.
 
@@ -502,9 +503,11 @@ def build_learned_scorer(
     tokens = config.actor.microbatch_tokens
     reward = load_reward_model(name, config.model.dtype, device, tokens, config.model.compute)
     scorer = LearnedScorer(reward, config.data.system_prompt, Scale())
-    asked = prompts.for_iteration(0, NUM_RESPONSES, config.seed, config.data.shuffle)
-    rows = _reference_responses(config, asked, device)
-    scorer.scale = measure_scale([x for x in scorer.raw_scores(rows) if isinstance(x, float)])
+    asked = train_prompts.for_iteration(0, NUM_RESPONSES, config.seed, config.data.shuffle)
+    prompts, sampled, vocabulary = reference_rollout(config, asked, "normalise", device)
+    rows = _as_asked(prompts, sampled, vocabulary)
+    raw = sampled.rows.gather(scorer.raw_scores(rows))
+    scorer.scale = measure_scale([x for x in raw if isinstance(x, float)])
     return scorer
 
 
@@ -523,11 +526,10 @@ def start_value_head(critic: Critic, config: Config, scale: Scale) -> None:
         critic.head.bias.fill_(-scale.mean / scale.std)
 
 
-def _reference_responses(
-    config: Config, prompts: Prompts, device: torch.device
+def _as_asked(
+    prompts: Prompts, sampled: Rollout, vocabulary: Vocabulary
 ) -> list[dict[str, object]]:
-    """Sample one response per prompt, as rows for the reward."""
-    sampled, _, vocabulary = reference_rollout(config, prompts, "normalise", device)
+    """Return responses as rows for the reward."""
     ids, lengths = sampled.response_ids.tolist(), sampled.response_lengths.tolist()
     return [
         {
@@ -541,14 +543,17 @@ def _reference_responses(
 
 def reference_rollout(
     config: Config, prompts: Prompts, purpose: str, device: torch.device
-) -> tuple[Rollout, Sequence[Episode], Vocabulary]:
-    """Sample a response of the reference to each prompt; the model is loaded for this only."""
+) -> tuple[Prompts, Rollout, Vocabulary]:
+    """Sample a response of the reference to each of this process's prompts, and return both; the
+    model is loaded for this only."""
     settings, rollout = config.model, config.rollout
     name = settings.reference or settings.actor
     dtype = settings.reference_dtype or settings.dtype
     model = load_causal_lm(name, dtype, device, settings.hub, settings.compute)
     vocabulary = load_vocabulary(name, model, settings.hub)
-    sampler = LocalSampler(vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature)
+    limits = vocabulary.eos_ids, rollout.max_response_tokens, rollout.temperature
+    sampler = DistributedSampler(LocalSampler(*limits))
     sampler.sync(model, 0)
-    episodes = build_episode_source(rollout, vocabulary, config.data).episodes(prompts)
-    return sampler.run(episodes, Draw(config.seed, purpose, 0)), episodes, vocabulary
+    episodes = build_episode_source(rollout, vocabulary, config.data).episodes
+    asked, sampled = sample_own(sampler, episodes, prompts, Draw(config.seed, purpose, 0))
+    return asked, sampled.to(torch.device("cpu")), vocabulary

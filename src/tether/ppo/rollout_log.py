@@ -5,6 +5,7 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,8 +20,8 @@ from tether.run.writer import shortest_floats, shown_columns
 def rollout_rows(
     outcome: Outcome, vocabulary: Vocabulary, config: Config, rows: Sequence[int] | None = None
 ) -> list[dict[str, Any]]:
-    """Return rows with the columns of `run/columns.py`: those asked for, or the ones that a file
-    holds, at most `run.rollouts_rows`."""
+    """Return rows with the columns of `run/columns.py`: those of these numbers, or the ones that a
+    file holds, at most `run.rollouts_rows`. Of several processes each returns its own of them."""
     e, rollout, moments = outcome.experience, outcome.rollout, outcome.moments
     per_token = {
         column.name: _tensor(outcome, column.name)
@@ -33,16 +34,17 @@ def rollout_rows(
         "count": int(moments.count),
     }
     if rows is None:
-        rows = logged_rows(len(e), config.rollout.samples_per_prompt, config.run.rollouts_rows)
+        count, samples = e.rows.count(e), config.rollout.samples_per_prompt
+        rows = logged_rows(count, samples, config.run.rollouts_rows)
     records = []
-    for row in rows:
+    for row in e.rows.here(torch.tensor(rows, dtype=torch.long)).tolist():
         length = int(rollout.response_lengths[row])
         prompt_start = rollout.prompt_ids.shape[1] - int(rollout.prompt_lengths[row])
         response_ids = rollout.response_ids[row, :length].tolist()
         records.append(
             {
                 "iteration": outcome.iteration,
-                "row": row,
+                "row": e.rows.number(row),
                 "data_file": outcome.prompts.files[row],
                 "data_line": outcome.prompts.positions[row] + 1,
                 "prompt": outcome.prompts.texts[row],

@@ -12,19 +12,21 @@ from tether.algo.advantages import zero_spread
 from tether.algo.kl import k1
 from tether.config import Config
 from tether.data.batching import concat_rollouts, concat_scores, join
+from tether.dist.rows import joined_rows
 from tether.errors import RunStopped
 from tether.ppo.result import Clock, Controls, DroppedGroups, refuse_failing_tools
 from tether.ppo.roles import Roles
 from tether.ppo.scoring import score_rollout, shape_overlong
-from tether.rollout.environments.episodes import told_prompts
-from tether.rollout.sampler import Draw, Sampling, begin
+from tether.rollout.own_rows import OwnRows, begin_own
+from tether.rollout.sampler import Draw
 from tether.run.metrics import Event, Mean
-from tether.types import Prompts, Rollout, Scores
+from tether.types import ALL_HERE, Prompts, Rollout, Rows, Scores
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Scored responses to train on. Rows of one prompt are neighbours."""
+    """Scored responses to train on: those of this process. Rows of one prompt have neighbouring
+    numbers."""
 
     prompts: Prompts
     rollout: Rollout
@@ -39,8 +41,7 @@ class Asked:
     """All responses to an iteration's prompts, which are being sampled or wait to be scored."""
 
     iteration: int
-    prompts: Prompts
-    sampling: Sampling
+    rows: OwnRows
 
 
 def sample_batch(
@@ -77,19 +78,17 @@ def _round(
 
 def _ask(iteration: int, prompts: Prompts, purpose: str, roles: Roles, config: Config) -> Asked:
     prompts = prompts.repeat(config.rollout.samples_per_prompt)
-    episodes = roles.episodes(prompts)
-    prompts = told_prompts(prompts, episodes)
     choice = Draw(config.seed, purpose, iteration)
-    return Asked(iteration, prompts, begin(roles.sampler, episodes, choice))
+    return Asked(iteration, begin_own(roles.sampler, roles.episodes, prompts, choice))
 
 
 def _score(asked: Asked, roles: Roles, config: Config, clock: Clock) -> Batch:
-    rollout = asked.sampling.result()
+    prompts, rollout = asked.rows.prompts, asked.rows.result()
     refuse_failing_tools(rollout, config)
     clock.lap("rollout")
-    scores, events = score_rollout(asked.prompts, rollout, roles, config, asked.iteration)
+    scores, events = score_rollout(prompts, rollout, roles, config, asked.iteration)
     clock.lap("reward")
-    return Batch(asked.prompts, rollout, scores, events)
+    return Batch(prompts, rollout, scores, events)
 
 
 def ask_batch(iteration: int, roles: Roles, config: Config) -> Asked:
@@ -125,7 +124,8 @@ def _refill(iteration: int, start: int, roles: Roles, config: Config, clock: Clo
         purpose = f"token {len(rounds)}" if rounds else "token"
         prompts = _window(start + len(rounds) * size, size, roles, config)
         rounds.append(_round(iteration, prompts, purpose, roles, config, clock))
-        spread.append(groups_with_spread(rounds[-1].scores, samples))
+        last = rounds[-1]
+        spread.append(groups_with_spread(last.scores, samples, last.rollout.rows))
     found = _joined(rounds)
     chosen = torch.cat(spread).nonzero().squeeze(1)[:wanted]
     if not len(chosen):
@@ -136,32 +136,36 @@ def _refill(iteration: int, start: int, roles: Roles, config: Config, clock: Clo
             f"raise rollout.samples_per_prompt, or leave rollout.dynamic_sampling out.",
             found.events,
         )
-    rows = (chosen[:, None] * samples + torch.arange(samples)).flatten()
+    numbers = (chosen[:, None] * samples + torch.arange(samples)).flatten()
+    rows = found.rollout.rows.here(numbers)
     left_out = torch.ones(len(found.prompts), dtype=torch.bool)
     left_out[rows] = False
-    dropped = _dropped(found, left_out, sum(map(_count, spread)), len(rounds), roles, config)
-    events = _renumbered(found.events, rows.tolist())
+    with_spread = sum(map(_count, spread))
+    dropped = _dropped(found, left_out, len(rounds) * size, with_spread, len(rounds), roles, config)
+    events = _renumbered(found.events, numbers.tolist())
     if len(chosen) < wanted:
         message = f"{len(chosen)} groups of {wanted} had a spread after {len(rounds)} rounds"
         events.append(Event("batch_not_filled", message))
-    device = found.scores.values.device
+    device, kept = found.scores.values.device, found.rollout.rows.select(rows)
     return Batch(
         found.prompts.select(rows.tolist()),
-        found.rollout.select(rows),
+        replace(found.rollout.select(rows), rows=kept),
         found.scores.select(rows.to(device)),
         events,
         dropped,
     )
 
 
-def groups_with_spread(scores: Scores, samples: int) -> Bool[Tensor, " groups"]:
+def groups_with_spread(
+    scores: Scores, samples: int, rows: Rows = ALL_HERE
+) -> Bool[Tensor, " groups"]:
     """Mark the groups with two usable rows whose scores differ (on the CPU).
 
     A row that the critic stands for has no score to compare, and counts as different.
     """
-    usable = scores.usable.view(-1, samples)
-    alike = zero_spread(scores.values, scores.usable[:, None], samples)
-    unknown = (scores.usable & ~scores.scored).view(-1, samples).any(dim=1)
+    usable = rows.everyone(scores.usable).view(-1, samples)
+    alike = zero_spread(scores.values, scores.usable[:, None], samples, rows)
+    unknown = rows.everyone(scores.usable & ~scores.scored).view(-1, samples).any(dim=1)
     return ((usable.sum(dim=1) >= 2) & (~alike | unknown)).cpu()
 
 
@@ -177,12 +181,15 @@ def _joined(rounds: Sequence[Batch]) -> Batch:
         for batch in rounds:
             for event in batch.events:
                 yield event if event.row is None else replace(event, row=event.row + before)
-            before += len(batch.prompts)
+            before += batch.rollout.rows.count(batch.prompts)
 
+    rollout = concat_rollouts([batch.rollout for batch in rounds])
     return Batch(
         Prompts.concat([batch.prompts for batch in rounds]),
-        concat_rollouts([batch.rollout for batch in rounds]),
-        concat_scores([batch.scores for batch in rounds], [batch.rollout for batch in rounds]),
+        replace(rollout, rows=joined_rows([batch.rollout.rows for batch in rounds])),
+        concat_scores(
+            [batch.scores for batch in rounds], [batch.rollout.response_mask for batch in rounds]
+        ),
         list(events()),
     )
 
@@ -198,27 +205,32 @@ def _renumbered(events: Sequence[Event], rows: list[int]) -> list[Event]:
 def _dropped(
     found: Batch,
     left_out: Bool[Tensor, " rows"],
+    prompts: int,
     with_spread: int,
     rounds: int,
     roles: Roles,
     config: Config,
 ) -> DroppedGroups:
     """Count what was sampled and is not trained on: score/mean and the controller need it."""
-    samples, rows = config.rollout.samples_per_prompt, left_out.nonzero().squeeze(1)
-    scores = found.scores
+    rows, all_rows, scores = left_out.nonzero().squeeze(1), found.rollout.rows, found.scores
     kl = tokens = Mean(0.0, 0)
-    if len(rows) and config.kl.in_reward.controller == "adaptive" and config.kl.needs_reference:
+    in_all = int(all_rows.everyone(left_out).sum())
+    if in_all and config.kl.in_reward.controller == "adaptive" and config.kl.needs_reference:
         rollout = found.rollout.select(rows)
         usable = scores.usable[rows.to(scores.usable.device)]
         kl, tokens = _kl_of(rollout, usable, roles)
+    here = left_out.to(scores.values.device)
+    in_mean = all_rows.everyone(here & scores.scored)
     return DroppedGroups(
         rounds=rounds,
-        prompts=len(left_out) // samples,
-        without_spread=len(left_out) // samples - with_spread,
-        scores=scores.values[left_out.to(scores.values.device)],
-        scored=scores.scored[left_out.to(scores.scored.device)],
+        prompts=prompts,
+        without_spread=prompts - with_spread,
+        scores=scores.values[here],
+        scored=scores.scored[here],
         kl_per_row=kl,
         kl_per_token=tokens,
+        all_scores=all_rows.everyone(scores.values)[in_mean],
+        kl_rows=int(all_rows.sum(torch.as_tensor(kl.count, device=here.device))),
     )
 
 

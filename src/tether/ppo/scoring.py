@@ -11,14 +11,16 @@ from torch import Tensor
 
 from tether.algo.advantages import WeightedReward, overlong_penalty, place_scores
 from tether.config import Config
+from tether.dist.collectives import all_or_error
+from tether.dist.rows import of_rows, spread
 from tether.errors import RunStopped, UserError
 from tether.models.vocabulary import Vocabulary
 from tether.ppo.roles import Roles
 from tether.rewards.scorers import Batch, EnvironmentScorer, Scorer, Verdict
-from tether.rollout.sampler import Greedy
-from tether.run.metrics import Event
+from tether.rollout.sampler import Greedy, begin
+from tether.run.metrics import Event, events_of_all
 from tether.run.writer import shortest_floats
-from tether.types import CUT_OFF, FinishReason, Prompts, Rollout, Scores
+from tether.types import ALL_HERE, CUT_OFF, FinishReason, Prompts, Rollout, Rows, Scores
 
 OVERLONG = "overlong"  # the part of the score that `reward.overlong` adds
 QUOTED = 100  # characters of a prompt or a response that an event quotes
@@ -88,17 +90,17 @@ def reward_row(
 
 
 class AskedRows(Sequence[dict[str, Any]]):
-    """Rows of a rollout as the reward gets them, each made when it is asked for: of several
-    processes each asks for its own, and text is decoded once in all."""
+    """Rows of a rollout as the reward gets them, each made when it is asked for. Each process has
+    its own, and text is decoded once in all."""
 
     def __init__(
-        self, numbers: Sequence[int], prompts: Prompts, rollout: Rollout, vocabulary: Vocabulary
+        self, asked: Sequence[int], prompts: Prompts, rollout: Rollout, vocabulary: Vocabulary
     ) -> None:
-        self.numbers, self.prompts, self.rollout = numbers, prompts, rollout
+        self.asked, self.prompts, self.rollout = asked, prompts, rollout
         self.vocabulary = vocabulary
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.asked)
 
     @overload
     def __getitem__(self, at: int) -> dict[str, Any]: ...
@@ -108,8 +110,8 @@ class AskedRows(Sequence[dict[str, Any]]):
 
     def __getitem__(self, at: int | slice) -> "dict[str, Any] | AskedRows":
         if isinstance(at, slice):
-            return AskedRows(self.numbers[at], self.prompts, self.rollout, self.vocabulary)
-        return _asked_row(self.prompts, self.rollout, self.numbers[at], self.vocabulary)
+            return AskedRows(self.asked[at], self.prompts, self.rollout, self.vocabulary)
+        return _asked_row(self.prompts, self.rollout, self.asked[at], self.vocabulary)
 
 
 def _asked_row(
@@ -163,14 +165,15 @@ def score_rollout(
         scores = replace(scores, usable=scores.usable & ~rollout.truncated)
     if not config.advantage.traits.by_group:
         return scores, events
-    lonely = rows_without_group(scores.usable, config.rollout.samples_per_prompt)
+    rows = rollout.rows
+    lonely = rows_without_group(scores.usable, config.rollout.samples_per_prompt, rows)
     if masks:  # the others may be scored, and count in the mean score
         return replace(scores, usable=scores.usable & ~lonely), events
-    events += [
-        Event("lonely_row", "no other row of its group was scored", row)
+    alone = [
+        Event("lonely_row", "no other row of its group was scored", rows.number(row))
         for row in lonely.nonzero().squeeze(1).tolist()
     ]
-    return scores.without(lonely), events
+    return scores.without(lonely), [*events, *events_of_all(alone, rows)]
 
 
 def shape_overlong(scores: Scores, rollout: Rollout, config: Config) -> Scores:
@@ -220,9 +223,10 @@ def score_responses(
 
     Neighbours are `samples` rows of one prompt.
 
-    Rows that `skip` (rows) marks are not scored, and stay usable. Raises `RunStopped` where more
-    than `reward.max_failed_share` of the rows fail.
+    Rows that `skip` (rows) marks are not scored, and stay usable. Events are those of the rows of
+    all processes. Raises `RunStopped` where more than `reward.max_failed_share` of all rows fail.
     """
+    of_all = rollout.rows
     skipped = set() if skip is None else set(skip.nonzero().squeeze(1).tolist())
     asked = [row for row in range(len(prompts)) if row not in skipped]
 
@@ -232,15 +236,25 @@ def score_responses(
     def quoted(row: int) -> str:
         return _quoted(prompts.texts[row], response_text(rollout, row, context.vocabulary))
 
-    verdicts = context.reward.score(rows(asked), Batch(asked, iteration, samples))
-    earned = context.reward.earned(rows(sorted(skipped))) if skipped else None
+    def batch(numbers: Sequence[int]) -> Batch:
+        return Batch([of_all.number(row) for row in numbers], iteration, samples)
+
+    verdicts = context.reward.score(rows(asked), batch(asked))
+    earned = None
+    if any(of_all.together([bool(skipped)])):
+        left = sorted(skipped)
+        earned = context.reward.earned(rows(left), batch(left))
     if earned is not None:  # rewards of the turns before a response was cut off are its own
         verdicts, asked, skipped = [*verdicts, *earned], [*asked, *sorted(skipped)], set()
     failed = {row: v for row, v in zip(asked, verdicts, strict=True) if v.score is None}
-    events = [Event("unscorable", f"{v.problem}; {quoted(row)}", row) for row, v in failed.items()]
-    if len(failed) > config.reward.max_failed_share * len(prompts):
+    events = [
+        Event("unscorable", f"{v.problem}; {quoted(row)}", of_all.number(row))
+        for row, v in failed.items()
+    ]
+    events, total = events_of_all(events, of_all), of_all.count(prompts)
+    if len(events) > config.reward.max_failed_share * total:
         raise RunStopped(
-            f"{len(failed)} of {len(prompts)} rows could not be scored, more than "
+            f"{len(events)} of {total} rows could not be scored, more than "
             f"reward.max_failed_share = {config.reward.max_failed_share:g}; row {events[0].row}: "
             f"{events[0].message}.",
             events,
@@ -254,7 +268,8 @@ def score_responses(
 
     device = rollout.response_ids.device
     values = by_row([v.score or 0.0 for v in verdicts])
-    names = dict.fromkeys(name for v in verdicts for name in v.parts)
+    own_names = dict.fromkeys(name for v in verdicts for name in v.parts)
+    names = dict.fromkeys(of_all.together([*own_names]))
     parts = {name: by_row([v.parts.get(name, 0.0) for v in verdicts]) for name in names}
     usable = torch.ones(len(prompts), dtype=torch.bool)
     usable[list(failed)] = False
@@ -269,9 +284,9 @@ def _place(
     verdicts: Mapping[int, Verdict], values: Float[Tensor, " rows"], rollout: Rollout
 ) -> Float[Tensor, "rows response"] | None:
     """Return the token that each number of each row belongs to (rows x response), by its verdict;
-    None where every score is for the response as a whole."""
+    None where every score, also of other processes, is for the response as a whole."""
     by_token = {row: v.reward for row, v in verdicts.items() if v.reward is not None}
-    if not by_token:
+    if not any(rollout.rows.together([bool(by_token)])):
         return None
     placed = place_scores(values, rollout.response_mask)
     for row, reward in by_token.items():
@@ -307,14 +322,16 @@ def score_record(scores: Scores, row: int) -> dict[str, Any]:
     return {"score": score, "score_parts": parts, **extras}
 
 
-def rows_without_group(usable: Bool[Tensor, " rows"], samples: int) -> Bool[Tensor, " rows"]:
+def rows_without_group(
+    usable: Bool[Tensor, " rows"], samples: int, rows: Rows = ALL_HERE
+) -> Bool[Tensor, " rows"]:
     """Mark usable rows (rows) whose group of `samples` has no other usable row to compare with."""
-    counts = usable.view(-1, samples).sum(dim=1).repeat_interleave(samples)
-    return usable & (counts < 2)
+    counts = rows.everyone(usable).view(-1, samples).sum(dim=1).repeat_interleave(samples)
+    return usable & (rows.own(counts) < 2)
 
 
 def score_greedy(
-    prompts: Prompts, roles: Roles, config: Config, iteration: int = 0
+    prompts: Prompts, rows: Rows, roles: Roles, config: Config, iteration: int = 0
 ) -> Float[Tensor, " rows"]:
     """Return the score of the greedy response to each row's prompt (rows): ReMax's baseline
     (Li et al., arXiv 2310.10505). It is 0 where the estimator does not need it.
@@ -324,10 +341,14 @@ def score_greedy(
     device, samples = roles.actor.model.device, config.rollout.samples_per_prompt
     if not config.advantage.traits.needs_greedy:
         return torch.zeros(len(prompts), device=device)
-    once = prompts.every(samples)
-    rollout = roles.sampler.run(roles.episodes(once), Greedy())
+    first = [row for row in range(len(prompts)) if rows.number(row) % samples == 0]
+    once, with_first = prompts.select(first), rows.select(torch.tensor(first, dtype=torch.long))
+    numbers = None if rows is ALL_HERE else [with_first.number(i) for i in range(len(first))]
+    episodes = all_or_error(lambda: roles.episodes(once))
+    sampling = begin(roles.sampler, episodes, Greedy(), numbers)
+    rollout = replace(sampling.result(), rows=with_first)
     scores, _ = score_responses(once, rollout, roles, config, iteration=iteration)
-    return scores.values.repeat_interleave(samples)
+    return rows.own(with_first.everyone(scores.values).repeat_interleave(samples))
 
 
 NUM_TRIED = 3  # prompts that a reward is tried on before training
@@ -362,12 +383,13 @@ def try_reward(scorer: Scorer, prompts: Prompts, config: Config) -> list[Trial]:
     if scorer.networks() or isinstance(scorer, EnvironmentScorer):
         return []
     responses = [_response(columns) for columns in prompts.columns]
-    verdicts = scorer.score(
-        [
-            reward_row(prompts, row, response, "eos", [(True, response)], [response])
-            for row, response in enumerate(responses)
-        ]
-    )
+    rows = spread(len(prompts))
+    own = of_rows(rows, range(len(prompts)))
+    asked = [
+        reward_row(prompts, row, responses[row], "eos", [(True, responses[row])], [responses[row]])
+        for row in own
+    ]
+    verdicts = rows.gather(scorer.score(asked, Batch(own)))
     places = [
         f"{file}, row {position + 1}"
         for file, position in zip(prompts.files, prompts.positions, strict=True)

@@ -17,8 +17,9 @@ from tether.errors import RunStopped
 from tether.models.forward import layer_stack, trunk
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
+from tether.rollout.own_rows import everywhere, sample_own
 from tether.rollout.sampler import Draw
-from tether.types import Scores, Sequences
+from tether.types import ALL_HERE, Rows, Scores, Sequences
 
 PROMPTS = 16
 
@@ -57,14 +58,16 @@ def check_rewards_add_up(
     scores: Scores,
     kl: Float[Tensor, "rows response"],
     beta: float,
+    rows: Rows = ALL_HERE,
 ) -> None:
     """Refuse token rewards that do not sum to each row's score minus beta times its KL.
 
     `token_level_rewards` and `kl` are rows x response.
     """
     expected = torch.where(scores.usable, scores.values, 0.0) - beta * kl.sum(dim=1)
-    error = (token_level_rewards.sum(dim=1) - expected).abs().max()
-    size = token_level_rewards.abs().sum(dim=1).max()  # rewards of turns may cancel out
+    error = rows.everyone((token_level_rewards.sum(dim=1) - expected).abs()).max()
+    # Of all tokens, as rewards of turns may cancel out.
+    size = rows.everyone(token_level_rewards.abs().sum(dim=1)).max()
     if not error <= 1e-4 * (1 + size):
         raise RunStopped(f"Token rewards differ from score - beta*KL by {float(error):.2g}.")
 
@@ -79,7 +82,9 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
     """
     prompts = roles.train_prompts.first(min(PROMPTS, config.rows))
     roles.sampler.sync(roles.actor.model, 0)
-    rollout = roles.sampler.run(roles.episodes(prompts), Draw(config.seed, "self-check", 0))
+    choice = Draw(config.seed, "self-check", 0)
+    _, own = sample_own(roles.sampler, roles.episodes, prompts, choice)
+    rollout = everywhere(own)
     sequences, mask = roles.actor.with_lower_states(join(rollout)), rollout.response_mask
     old_log_probs = roles.actor.log_probs(sequences, mask)
     ref_log_probs = roles.reference.log_probs(sequences, mask, old_log_probs)
@@ -118,8 +123,8 @@ def check_start(roles: Roles, config: Config, fresh: bool = True) -> str:
             _refuse_gap(what, kl_gap, bounds.ratio, bounds.mean)
         parts.append(f"KL to reference 0 ({_plus_minus(kl_gap)})")
 
-    everywhere = torch.ones_like(mask[:, 0])
-    scores = Scores(torch.ones_like(old_log_probs[:, 0]), everywhere, everywhere)
+    every = torch.ones_like(mask[:, 0])
+    scores = Scores(torch.ones_like(old_log_probs[:, 0]), every, every)
     beta = config.kl.in_reward.coef
     rewards = shape_rewards(place_scores(scores.values, mask), kl, beta)
     check_rewards_add_up(rewards, scores, kl, beta)

@@ -11,11 +11,13 @@ from typing import Any
 
 from tether.data.dialogues import encode_whole_dialogue
 from tether.data.files import BadRow
+from tether.dist.collectives import all_or_error
+from tether.dist.world import REWARDS, waiting_for
 from tether.errors import UserError
 from tether.models.forward import Network
 from tether.models.reward_model import RewardModel
 from tether.rewards.functions import Row
-from tether.rewards.scorers import Batch, Scale, Scorer, Verdict, score_across_processes
+from tether.rewards.scorers import Batch, Scale, Scorer, Verdict
 
 
 def measure_scale(raw: Sequence[float]) -> Scale:
@@ -42,19 +44,20 @@ class LearnedScorer(Scorer):
             )
         return [
             Verdict(None, raw) if isinstance(raw, str) else Verdict(self.scale(raw))
-            for raw in self.raw_scores(rows, batch)
+            for raw in self.raw_scores(rows)
         ]
 
-    def raw_scores(self, rows: Sequence[Row], batch: Batch | None = None) -> list[float | str]:
+    def raw_scores(self, rows: Sequence[Row]) -> list[float | str]:
         """Return per row the model's own score, or why there is none."""
-        dialogues = score_across_processes(rows, batch, self._dialogues)
+        with waiting_for(REWARDS):
+            dialogues = all_or_error(lambda: [self._ids(row) for row in rows])
         limit = self.reward.max_tokens
         short = [i for i, ids in enumerate(dialogues) if limit is None or len(ids) <= limit]
         found: list[float | str] = [
             f"the dialogue has {len(ids)} tokens, but the reward model only {limit} positions"
             for ids in dialogues
         ]
-        scores = self.reward.scores([dialogues[i] for i in short]).tolist() if short else []
+        scores = self.reward.scores([dialogues[i] for i in short]).tolist()
         for i, score in zip(short, scores, strict=True):
             found[i] = score if math.isfinite(score) else f"the reward model gave {score}"
         return found
@@ -74,9 +77,6 @@ class LearnedScorer(Scorer):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take the scale from a checkpoint's state."""
         self.scale = Scale(**state["reward_scale"])
-
-    def _dialogues(self, rows: Sequence[Row], batch: Batch) -> list[list[int]]:
-        return [self._ids(row) for row in rows]
 
     def _ids(self, row: Row) -> list[int]:
         try:

@@ -4,13 +4,13 @@ import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from tether.data.batching import own_rows
-from tether.dist.collectives import gather_results
-from tether.dist.world import REWARDS, waiting_for
+from tether.dist.collectives import all_or_error, exchange, gather, gather_sharing
+from tether.dist.rows import block
+from tether.dist.world import REWARDS, waiting_for, world
 from tether.models.forward import Network
 from tether.rewards.functions import Answer, ReadyReward, Reward, RewardPart, Row, failure
 from tether.rewards.values import LARGEST_SCORE, RowReward, Said, add_rewards
@@ -79,9 +79,9 @@ class Scale:
 class Batch:
     """Where the rows of a call of `score` are from."""
 
-    numbers: Sequence[int]  # of each row in its rollout
+    numbers: Sequence[int]  # of each row among those of all processes
     iteration: int = 0
-    samples: int = 1  # rows of a prompt, which are neighbours in the rollout
+    samples: int = 1  # rows of a prompt, whose numbers are neighbours
 
     def select(self, start: int, stop: int) -> "Batch":
         """Return that of some neighbours."""
@@ -102,7 +102,7 @@ class Scorer(Protocol):
         """Return a verdict per row, in their order. Without a batch each row is a prompt."""
         ...
 
-    def earned(self, rows: Sequence[Row]) -> list[Verdict] | None:
+    def earned(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict] | None:
         """Return what rows that were cut off have earned before that; None where a score is only of
         a response that has ended."""
         return None
@@ -144,15 +144,41 @@ def score_across_processes(
     batch: Batch | None,
     score: Callable[[Sequence[Row], Batch], list[T]],
 ) -> list[T]:
-    """Return what `score` says of each row, in row order; each process has the rows of a block of
-    prompts, and makes only those."""
+    """Return what `score` says of each of this process's rows. Those of a prompt are scored by one
+    process: the one that has the first of them gets the texts of the others."""
     batch = batch or Batch(range(len(rows)))
-    prompts = batch.prompts()
-    mine = own_rows(len(prompts))
-    start, stop = (prompts[mine[0]].start, prompts[mine[-1]].stop) if mine else (0, 0)
+    here = world()
     with waiting_for(REWARDS):
-        blocks = gather_results(lambda: score([*rows[start:stop]], batch.select(start, stop)))
-    return [found for block in blocks for found in block]
+        if here.size == 1:
+            return score([*rows], batch)
+        mine = block(len(rows), here.rank % here.sharing, here.sharing)
+        numbers = batch.numbers[mine.start : mine.stop]
+        prompts = [number // batch.samples for number in numbers]
+        who = _first_to_have(gather(prompts))
+        made = all_or_error(lambda: [*rows[mine.start : mine.stop]])
+        asked: list[list[tuple[int, Row]]] = [[] for _ in range(here.size)]
+        for number, prompt, row in zip(numbers, prompts, made, strict=True):
+            asked[who[prompt]].append((number, row))
+        given = exchange(asked)
+        askers = {number: rank for rank, part in enumerate(given) for number, _ in part}
+        by_number = sorted(chain.from_iterable(given), key=lambda pair: pair[0])
+        whole = replace(batch, numbers=[number for number, _ in by_number])
+        found = all_or_error(lambda: score([row for _, row in by_number], whole))
+        answers: list[list[tuple[int, T]]] = [[] for _ in range(here.size)]
+        for number, said in zip(whole.numbers, found, strict=True):
+            answers[askers[number]].append((number, said))
+        verdicts = dict(chain.from_iterable(exchange(answers)))
+        own = [verdicts[number] for number in numbers]
+        return [*chain.from_iterable(gather_sharing(own))]
+
+
+def _first_to_have(prompts: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Return for each prompt the first process that has a row of it."""
+    found: dict[int, int] = {}
+    for rank, some in enumerate(prompts):
+        for prompt in some:
+            found.setdefault(prompt, rank)
+    return found
 
 
 class PartScorer(Scorer):
@@ -186,10 +212,10 @@ class SumScorer(PartScorer):
         found = [scorer.verdicts(rows, batch) for scorer in self.scorers]
         return [[v for verdicts in of_row for v in verdicts] for of_row in zip(*found, strict=True)]
 
-    def earned(self, rows: Sequence[Row]) -> list[Verdict] | None:
+    def earned(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict] | None:
         """Return what the environment gave, if it is among the parts; the others are for whole
         responses."""
-        found = [earned for s in self.scorers if (earned := s.earned(rows)) is not None]
+        found = [earned for s in self.scorers if (earned := s.earned(rows, batch)) is not None]
         return found[0] if found else None
 
     def accept(self) -> None:
@@ -271,8 +297,8 @@ class EnvironmentScorer(PartScorer):
     def verdicts(self, rows: Sequence[Row], batch: Batch) -> list[list[Verdict]]:
         return [[self._verdict(row)] for row in rows]
 
-    def earned(self, rows: Sequence[Row]) -> list[Verdict]:
-        return self.score(rows)
+    def earned(self, rows: Sequence[Row], batch: Batch | None = None) -> list[Verdict]:
+        return self.score(rows, batch)
 
     def _verdict(self, row: Row) -> Verdict:
         given = row.get("turn_rewards", ())

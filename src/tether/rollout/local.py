@@ -184,9 +184,9 @@ def collate(rows: list[Row], float_type: torch.dtype) -> Rollout:
     prompts = [row.episode.prompt_ids for row in rows]
     return Rollout(
         prompt_ids=pad_left(prompts),
-        prompt_lengths=torch.tensor([len(ids) for ids in prompts]),
+        prompt_lengths=torch.tensor([len(ids) for ids in prompts], dtype=torch.long),
         response_ids=pad_right([row.ids for row in rows], torch.long),
-        response_lengths=torch.tensor([len(row.ids) for row in rows]),
+        response_lengths=torch.tensor([len(row.ids) for row in rows], dtype=torch.long),
         response_mask=pad_right([row.sampled for row in rows], torch.bool),
         rollout_log_probs=pad_right([row.log_probs for row in rows], float_type),
         finish_reasons=tuple(row.finish for row in rows if row.finish is not None),

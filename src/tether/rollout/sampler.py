@@ -7,9 +7,11 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from transformers import PreTrainedModel
 
-from tether.data.batching import concat_rollouts, own_rows
-from tether.dist.collectives import gather_results
+from tether.data.batching import concat_rollouts, no_rows
+from tether.dist.collectives import all_or_error, gather_sharing
 from tether.dist.fsdp import unsharded_model
+from tether.dist.rows import block
+from tether.dist.world import world
 from tether.rollout.token_choice import Draw, Greedy
 from tether.types import Call, EnvironmentState, FinishReason, Prompts, Rollout
 
@@ -146,15 +148,22 @@ class SamplerApart(Sampler, Protocol):
         ...
 
 
-def begin(sampler: Sampler, episodes: Sequence[Episode], choice: Draw | Greedy) -> Sampling:
+def begin(
+    sampler: Sampler,
+    episodes: Sequence[Episode],
+    choice: Draw | Greedy,
+    numbers: Sequence[int] | None = None,
+) -> Sampling:
     """Begin to run every episode; a sampler that does not work beside its caller ends it first."""
+    arguments = (episodes, choice) if numbers is None else (episodes, choice, numbers)
     if isinstance(sampler, SamplerApart):
-        return sampler.begin(episodes, choice)
-    return Sampled(sampler.run(episodes, choice))
+        return sampler.begin(*arguments)
+    return Sampled(sampler.run(*arguments))
 
 
 class DistributedSampler:
-    """Samples a share of the rows on each process; all of them get the whole rollout, in order."""
+    """Samples this process's rows. Of processes that share layers, which have the same rows, each
+    samples some."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -163,6 +172,7 @@ class DistributedSampler:
         """Pass on the weights; sharded ones are gathered first."""
         plain = cast(PreTrainedModel, unsharded_model(weights))
         self.device = plain.device
+        self.float_type = torch.promote_types(plain.dtype, torch.float32)
         self.sampler.sync(plain, version)
 
     def run(
@@ -171,15 +181,16 @@ class DistributedSampler:
         choice: Draw | Greedy,
         numbers: Sequence[int] | None = None,
     ) -> Rollout:
-        """Run this process's share of the episodes and gather the others', on the CPU.
-
-        Then the rollout goes to the device of the weights.
-        """
+        """Run the episodes. The rollout goes to the device of the weights."""
         numbers = range(len(episodes)) if numbers is None else numbers
-        mine = own_rows(len(episodes))
+        here = world()
+        mine = block(len(episodes), here.rank % here.sharing, here.sharing)
         own, keys = episodes[mine.start : mine.stop], numbers[mine.start : mine.stop]
-        parts = gather_results(lambda: self.sampler.run(own, choice, keys) if own else None)
-        return concat_rollouts([part for part in parts if part is not None]).to(self.device)
+
+        def sample() -> Rollout:
+            return self.sampler.run(own, choice, keys) if own else no_rows(self.float_type)
+
+        return concat_rollouts(gather_sharing(all_or_error(sample))).to(self.device)
 
     def begin(
         self,

@@ -3,11 +3,14 @@
 They hold tensors until the end of an iteration, so that measuring never waits for a device.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from tether.types import ALL_HERE, Rows
 
 Number = float | int | Tensor
 
@@ -123,3 +126,9 @@ class Event:
     kind: str
     message: str
     row: int | None = None
+
+
+def events_of_all(events: Sequence[Event], rows: Rows) -> list[Event]:
+    """Return the events of the rows of all processes, in the order of the rows."""
+    found = rows.together(events)
+    return found if rows is ALL_HERE else sorted(found, key=lambda event: event.row or 0)

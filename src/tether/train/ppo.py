@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tether import assets
@@ -299,7 +300,12 @@ class PPOTraining:
             outcome.events.extend(tally.events)
             timings |= tally.timings()
             apart = {"stages": dict(outcome.seconds), "chunks": tally.lines(began)}
-        drawn, window = outcome.prompts.ids[:: config.rollout.samples_per_prompt], None
+        window, samples, all_rows = None, config.rollout.samples_per_prompt, outcome.rollout.rows
+        of_first = [
+            ids if all_rows.number(row) % samples == 0 else []
+            for row, ids in enumerate(outcome.prompts.ids)
+        ]
+        drawn = all_rows.gather(of_first)[::samples]
         if outcome.dropped is not None:
             window = (outcome.controls.prompts_drawn, outcome.dropped.prompts)
             shuffle = config.data.shuffle
@@ -310,9 +316,7 @@ class PPOTraining:
             record=IterationRecord(
                 iteration, metrics, timings, outcome.events, self._sample(outcome)
             ),
-            rollouts=rollout_rows(outcome, roles.vocabulary, config)
-            if is_logged and world().is_first
-            else (),
+            rollouts=self._logged(outcome) if is_logged else (),
             prompts_sha256=prompts_digest(drawn),
             prompts_window=window,
             prompts_rows=outcome.drawn,
@@ -324,13 +328,24 @@ class PPOTraining:
 
     def _sample(self, outcome: Outcome) -> Sample:
         """Return one row, another one in each iteration."""
-        row = (outcome.iteration + 1) % len(outcome.prompts)
-        scored = bool(outcome.scores.scored[row])
-        return Sample(
-            prompt=outcome.prompts.texts[row],
-            response=response_text(outcome.rollout, row, self.roles.vocabulary),
-            score=float(outcome.scores.values[row]) if scored else None,
-        )
+        rows = outcome.rollout.rows
+        number = (outcome.iteration + 1) % rows.count(outcome.prompts)
+        own = [
+            Sample(
+                prompt=outcome.prompts.texts[row],
+                response=response_text(outcome.rollout, row, self.roles.vocabulary),
+                score=float(outcome.scores.values[row]) if outcome.scores.scored[row] else None,
+            )
+            for row in rows.here(torch.tensor([number])).tolist()
+        ]
+        [found] = rows.together(own)
+        return found
+
+    def _logged(self, outcome: Outcome) -> Sequence[dict[str, Any]]:
+        """Return the rows of an iteration's file: each process makes its own."""
+        own = rollout_rows(outcome, self.roles.vocabulary, self.config)
+        found = outcome.rollout.rows.together(own)
+        return sorted(found, key=lambda row: row["row"]) if world().is_first else ()
 
     def evaluate(self, iterations_done: int) -> Evaluated[Evaluation]:
         assert self.roles.heldout_prompts is not None

@@ -33,8 +33,8 @@ SHOWN_ROWS = 8
 class Iteration:
     """One iteration, after its updates: what was sampled, scored and learnt from.
 
-    The tensors are those that the updates used; shapes as in `tether.types`. A caller that keeps
-    iterations keeps their tensors.
+    The tensors are those that the updates used; shapes as in `tether.types`. Of several processes
+    each has its own rows. A caller that keeps iterations keeps their tensors.
     """
 
     number: int
@@ -71,12 +71,14 @@ class Iteration:
 
     def row(self, number: int) -> Row:
         """Return one row with every number of every token, as rollouts/ holds it."""
-        if not 0 <= number < len(self.experience):
-            raise UserError(f"There is no row {number}: rows are 0 to {len(self.experience) - 1}.")
-        [found] = rollout_rows(
-            self.outcome, self.training.roles.vocabulary, self.training.config, [number]
-        )
-        return Row(found)
+        count = self.experience.rows.count(self.experience)
+        if not 0 <= number < count:
+            raise UserError(f"There is no row {number}: rows are 0 to {count - 1}.")
+        vocabulary, config = self.training.roles.vocabulary, self.training.config
+        found = rollout_rows(self.outcome, vocabulary, config, [number])
+        if not found:
+            raise UserError(f"Row {number} is with another process.")
+        return Row(found[0])
 
     def __repr__(self) -> str:
         numbers = {name: f"{self.metrics[name]:.4g}" for name in _MAIN if name in self.metrics}

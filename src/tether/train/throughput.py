@@ -17,9 +17,9 @@ def operator_timings(
 ) -> dict[str, float]:
     """Return numbers of an iteration that took `seconds`, of which this process spent `waited` in
     collectives. The memory is the largest of any process, the waiting their mean."""
-    here = world()
-    responses = int(rollout.response_lengths.sum())
-    tokens = responses + int(rollout.prompt_lengths.sum())
+    here, everyone = world(), rollout.rows.everyone
+    responses = int(everyone(rollout.response_lengths).sum())
+    tokens = responses + int(everyone(rollout.prompt_lengths).sum())
     told = gather((waited, peak_bytes(device)))
     found = {"throughput/tokens_per_second_per_process": responses / seconds / here.size}
     peak = stated_peak(plan.config)

@@ -182,7 +182,7 @@ def record_actor(
 ) -> None:
     """Add a microbatch to the actor's metrics and to the KL by which `stop_kl` decides."""
     mask, tokens = batch.response_mask, batch.response_mask.sum()
-    step.report.keep_log_probs(batch, new_log_probs)
+    step.new_log_probs.keep(new_log_probs)
     kl = Mean(k3(batch.old_log_probs, new_log_probs, mask).sum(), tokens)
     step.kl_from_old = step.kl_from_old.merge(kl)
     high = policy.clipped_high | policy.clipped_dual
@@ -203,7 +203,7 @@ def next_penalty_coef(
     update = config.actor.update
     if not isinstance(update, PenaltyUpdate) or update.controller == "fixed":
         return controls.penalty_coef
-    mask = experience.response_mask
+    mask, rows = experience.response_mask, experience.rows
     final = roles.actor.log_probs(experience.sequences, mask)
-    kl = masked_mean(k3(experience.old_log_probs, final, mask), mask)
+    kl = masked_mean(k3(experience.old_log_probs, final, mask), mask, rows)
     return adaptive_penalty(controls.penalty_coef, float(kl), update.target)

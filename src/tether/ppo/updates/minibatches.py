@@ -11,19 +11,19 @@ An update is a loop over `optimizer_steps`: one backward per microbatch, then `f
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tether.algo.masked import cell_weights
 from tether.algo.random import permutation
-from tether.data.batching import own_microbatches
+from tether.data.batching import Microbatch
+from tether.data.loans import Loan, lend
 from tether.data.shared_prompts import saved_tokens
-from tether.dist.collectives import all_reduce_sum, gather
+from tether.dist.collectives import all_reduce_sum, any_process, gather
 from tether.dist.fsdp import until_synced
-from tether.dist.world import world
 from tether.ppo.optimizer import Optimizer
 from tether.run.metrics import Event, Last, Mean, Meter
 from tether.support.transfer import to_device
@@ -46,23 +46,21 @@ class UpdateReport:
         self.events.append(Event(kind, message))
 
     def keep_log_probs(
-        self, batch: Minibatch, new_log_probs: Float[Tensor, "rows response"]
+        self, minibatch: Minibatch, new_log_probs: Float[Tensor, "rows response"]
     ) -> None:
         """Overwrite these rows' log-probs where their mask is True."""
         assert self.new_log_probs is not None
-        rows = to_device(batch.rows, new_log_probs.device)
-        mask, place = batch.response_mask, (rows, slice(new_log_probs.shape[1]))
+        rows = to_device(minibatch.rows, new_log_probs.device)
+        mask, place = minibatch.response_mask, (rows, slice(new_log_probs.shape[1]))
         self.new_log_probs[place] = torch.where(mask, new_log_probs, self.new_log_probs[place])
 
-    def gather(self, own: Bool[Tensor, " rows"]) -> None:
-        """Merge the metrics of all processes; `own` are the rows whose log-probs are from here."""
-        meters = gather(self.meter.settled())
-        self.meter = meters[0]
-        for other in meters[1:]:
-            self.meter.merge(other)
-        if self.new_log_probs is not None:
-            mine = own.to(self.new_log_probs.device)[:, None]
-            self.new_log_probs = all_reduce_sum(torch.where(mine, self.new_log_probs, 0.0))
+
+def merged_meters(own: Meter) -> Meter:
+    """Return the meters of all processes as one."""
+    found, *others = gather(own.settled())
+    for other in others:
+        found.merge(other)
+    return found
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,35 @@ class MinibatchSchedule:
 
 
 @dataclass
+class BorrowedColumns:
+    """Numbers of borrowed rows, microbatch by microbatch, on their way back."""
+
+    columns: Tensor | None = None  # borrowed rows x response
+    part: Microbatch | None = None
+    shape: tuple[int, int] = (0, 0)
+
+    def at(self, part: Microbatch, borrowed: Minibatch) -> None:
+        """Take note of which rows come next."""
+        self.part, self.shape = part, (len(borrowed), borrowed.sequences.width)
+
+    def keep(self, numbers: Float[Tensor, "rows response"]) -> None:
+        """Keep the numbers of these rows."""
+        assert self.part is not None
+        if self.columns is None:
+            self.columns = numbers.new_zeros(self.shape)
+        rows = to_device(self.part.rows, numbers.device)
+        if not self.part.idle:
+            self.columns[rows, : numbers.shape[1]] = numbers
+
+    def back(self, loan: Loan, minibatch: Minibatch) -> Float[Tensor, "minibatch response"] | None:
+        """Return them for the minibatch's rows; None where nothing was kept."""
+        if self.columns is None:
+            return None
+        (found,) = loan.back((self.columns,), minibatch.sequences.width)
+        return found
+
+
+@dataclass
 class OptimizerStep:
     """One minibatch on its way to one optimizer step, with what its microbatches add up to."""
 
@@ -91,18 +118,20 @@ class OptimizerStep:
     schedule: MinibatchSchedule
     optimizer: Optimizer
     report: UpdateReport
-    own: Bool[Tensor, " rows"]  # rows of the experience that this process was the last to read
+    loan: Loan  # of the minibatch's rows: who computes which
     losses: dict[str, Tensor] = field(default_factory=dict)  # by metric name, as minimised
     kl_from_old: Mean = field(default_factory=lambda: Mean(0.0, 0))
     stopped: bool = False  # the policy has gone further than stop_kl
+    new_log_probs: BorrowedColumns = field(default_factory=BorrowedColumns)
 
     def microbatches(self) -> Iterator[Minibatch]:
         """Yield this process's share of the minibatch in pieces that fit in memory."""
-        schedule = self.schedule
-        limits = schedule.microbatch_tokens, schedule.max_cells
-        for batch in until_synced(split_minibatch(self.minibatch, *limits)):
-            self.own[batch.counted_rows] = True
+        borrowed = self.loan.out(self.minibatch)
+        pieces = split_minibatch(borrowed, self.loan)
+        parts = zip(self.loan.microbatches, pieces, strict=True)
+        for part, batch in until_synced(parts):
             self._record_shared(batch)
+            self.new_log_probs.at(part, borrowed)
             yield batch
 
     def _record_shared(self, batch: Minibatch) -> None:
@@ -122,6 +151,9 @@ class OptimizerStep:
         """Take the step, or drop it: if a loss or the gradient is not finite, or if the KL from
         the old policy exceeds `stop_kl`."""
         role, report = self.schedule.role, self.report
+        found = self.new_log_probs.back(self.loan, self.minibatch)
+        if found is not None:
+            report.keep_log_probs(self.minibatch, found)
         totals, kl = _over_all_processes(self.losses, self.kl_from_old)
         losses = {name: float(total) for name, total in totals.items()}
         if not all(map(math.isfinite, losses.values())):
@@ -155,22 +187,21 @@ def optimizer_steps(
     """
     role = schedule.role
     report.attempted = True
-    own = torch.full((len(experience),), world().replica == 0)
     steps = 0
-    for rows in row_slices(len(experience), schedule):
+    for rows in row_slices(experience.rows.count(experience), schedule):
         minibatch = make_minibatch(
             experience, rows, schedule.aggregation, schedule.max_response_tokens
         )
-        if not minibatch.host_mask.any():
+        if not any_process(bool(minibatch.host_mask.any())):
             report.event("empty_minibatch", f"no token of {role} step {steps} counts; skipped")
             continue
-        own[rows] = False
-        step = OptimizerStep(steps, minibatch, schedule, optimizer, report, own)
+        loan = lend(minibatch.sequences, schedule.microbatch_tokens, schedule.max_cells)
+        step = OptimizerStep(steps, minibatch, schedule, optimizer, report, loan)
         yield step
         if step.stopped:
             break
         steps += 1
-    report.gather(own)
+    report.meter = merged_meters(report.meter)
     shared = report.meter.metrics.get(shared_tokens(role))
     if shared is not None and shared.value() == 0:  # the rows had too little in common
         del report.meter.metrics[shared_tokens(role)]
@@ -203,13 +234,13 @@ def make_minibatch(
     aggregation: str,
     max_response_tokens: int,
 ) -> Minibatch:
-    """Select these rows, and compute the weight of each of their cells in the minibatch's loss."""
+    """Select the rows here that are among these of all rows, and compute the weight of each of
+    their cells in the minibatch's loss."""
     e, mask = experience, experience.response_mask
-    here = to_device(rows, mask.device)
     everything = Minibatch(
         rows=torch.arange(len(e)),
         sequences=e.sequences,
-        weights=torch.zeros_like(e.old_log_probs),
+        weights=e.old_log_probs.new_zeros(()).expand_as(mask),
         response_mask=mask,
         host_mask=mask.cpu(),
         old_log_probs=e.old_log_probs,
@@ -219,18 +250,16 @@ def make_minibatch(
         policy_advantages=e.policy_advantages,
         correction_weights=e.correction_weights,
     )
-    everything.weights[here] = cell_weights(
-        aggregation, mask[here], max_response_tokens, e.old_log_probs.dtype
-    )
-    return everything.select(rows)
+    own = everything.select(e.rows.here(rows))
+    dtype = e.old_log_probs.dtype
+    weights = cell_weights(aggregation, own.response_mask, max_response_tokens, dtype, e.rows)
+    return replace(own, weights=weights)
 
 
-def split_minibatch(
-    minibatch: Minibatch, max_tokens: int, max_cells: int | None = None
-) -> Iterator[Minibatch]:
+def split_minibatch(borrowed: Minibatch, loan: Loan) -> Iterator[Minibatch]:
     """Yield this process's microbatches; their weights stay those of the whole minibatch."""
-    for part in own_microbatches(minibatch.sequences, max_tokens, max_cells):
-        batch = minibatch.select(part.rows)
+    for part in loan.microbatches:
+        batch = borrowed.select(part.rows)
         yield batch.as_idle() if part.idle else batch
 
 

@@ -19,6 +19,7 @@ from tether.algo.trust_region import (
     longest_step,
 )
 from tether.config import Config, TrpoUpdate
+from tether.data.loans import lend
 from tether.dist.collectives import all_reduce_sum
 from tether.models.policy import Policy
 from tether.ppo.roles import Roles
@@ -70,15 +71,15 @@ def update_trpo(experience: Experience, roles: Roles, config: Config) -> UpdateR
 def _finish(report: UpdateReport, region: "TrustRegion", found: LineSearchResult) -> UpdateReport:
     """Measure where the weights are now, and record it."""
     surrogate, kl = region.measure()
-    report.new_log_probs = region.new_log_probs
-    report.gather(region.own)
+    report.new_log_probs = region.new_log_probs()
     ratio = torch.where(region.mask, (report.new_log_probs - region.old_log_probs).exp(), 1.0)
+    highest, lowest = (region.rows.everyone(x) for x in (ratio.amax(dim=1), ratio.amin(dim=1)))
     record = report.meter.record
     record("actor/pg_loss", Last(-surrogate))
     record("actor/exact_kl", Last(kl))
     record("actor/entropy", Last(region.entropy))
-    record("actor/ratio_max", Last(ratio.max()))
-    record("actor/ratio_min", Last(ratio.min()))
+    record("actor/ratio_max", Last(highest.max()))
+    record("actor/ratio_min", Last(lowest.min()))
     record("actor/line_search_tries", Last(found.tries))
     record("actor/step_share", Last(found.share))
     return report
@@ -102,20 +103,25 @@ class TrustRegion:
         self.parameters = [p for p in actor.model.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
         self.old_head = _frozen_copy(actor.head)
-        self.new_log_probs = experience.old_log_probs.clone()
+        self.rows = experience.rows
         self.entropy = 0.0
-        self.microbatches = list(self._microbatches(experience, config))
-        self.own = torch.zeros(len(experience), dtype=torch.bool)  # rows that this process reads
-        for part in self.microbatches:
-            self.own[part.batch.counted_rows] = True
+        self.minibatch = _all_rows(experience, config)
+        self.loan = lend(self.minibatch.sequences, config.actor.microbatch_tokens)
+        borrowed = self.loan.out(self.minibatch)
+        self.borrowed = borrowed.old_log_probs.clone()  # their new log-probs
+        self.microbatches = list(self._microbatches(borrowed))
         size = torch.stack([p.norm() for p in self.start]).norm()
         self.nudge = NUDGE * max(float(size), 1.0)
 
-    def _microbatches(self, experience: Experience, config: Config) -> Iterator[_Microbatch]:
-        rows, longest = torch.arange(len(experience)), config.rollout.max_response_tokens
-        minibatch = make_minibatch(experience, rows, config.aggregation, longest)
-        tokens = minibatch.response_mask.sum().clamp(min=1)
-        for batch in split_minibatch(minibatch, config.actor.microbatch_tokens):
+    def new_log_probs(self) -> Float[Tensor, "rows response"]:
+        """Return the log-probs of the last `measure` of this process's rows."""
+        old = self.old_log_probs
+        (found,) = self.loan.back((self.borrowed,), old.shape[1])
+        return torch.where(self.mask, found, old)
+
+    def _microbatches(self, borrowed: Minibatch) -> Iterator[_Microbatch]:
+        tokens = self.rows.sum(self.minibatch.response_mask.sum()).clamp(min=1)
+        for batch in split_minibatch(borrowed, self.loan):
             with torch.no_grad():
                 states = self.actor.states(batch.sequences)
             yield _Microbatch(batch, batch.response_mask / tokens, states)
@@ -131,7 +137,7 @@ class TrustRegion:
     def measure(self) -> tuple[float, float]:
         """Return (surrogate, mean KL(old || new)) at the present weights."""
         sums = torch.zeros(3, dtype=torch.float64, device=self.mask.device)
-        for part in self.microbatches:
+        for place, part in zip(self.loan.microbatches, self.microbatches, strict=True):
             states = self.actor.states(part.batch.sequences)
             new_log_probs, entropies = self.actor.log_probs_and_entropies(
                 states, part.batch.sequences, part.batch.host_mask
@@ -142,11 +148,9 @@ class TrustRegion:
                 weighted_sum(entropies, part.token_weights),
             )
             sums += torch.stack([mean.double() for mean in means])
-            rows = to_device(part.batch.rows, self.mask.device)
-            place = (rows, slice(new_log_probs.shape[1]))
-            self.new_log_probs[place] = torch.where(
-                part.batch.response_mask, new_log_probs, self.new_log_probs[place]
-            )
+            rows = to_device(place.rows, self.mask.device)
+            if not place.idle:
+                self.borrowed[rows, : new_log_probs.shape[1]] = new_log_probs
         surrogate, kl, self.entropy = all_reduce_sum(sums).tolist()
         return surrogate, kl
 
@@ -201,6 +205,13 @@ class TrustRegion:
         )
         loss = policy_loss(self.update, inputs).per_token
         return weighted_sum(-loss * batch.correction_weights, batch.weights)
+
+
+def _all_rows(experience: Experience, config: Config) -> Minibatch:
+    """Return all rows as one minibatch: of it those that are here."""
+    rows = torch.arange(experience.rows.count(experience))
+    longest = config.rollout.max_response_tokens
+    return make_minibatch(experience, rows, config.aggregation, longest)
 
 
 def _frozen_copy(head: nn.Linear) -> nn.Linear:
