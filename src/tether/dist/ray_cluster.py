@@ -5,7 +5,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -33,6 +33,12 @@ QUIET = {
 }
 
 
+# Of a cluster of this machine alone. Without this Ray takes 127.0.0.1 for the address at which other
+# machines reach this one, and its services then listen on every address. With it the node is
+# 127.0.0.1, and they listen there alone.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
 def import_ray() -> ModuleType:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -51,19 +57,21 @@ def import_ray() -> ModuleType:
 
 
 @contextmanager
-def connected(
-    address: str | None, workers: int, local: Mapping[str, Any] | None = None
-) -> Iterator[ModuleType]:
+def connected(address: str | None, workers: int, loopback: bool = False) -> Iterator[ModuleType]:
     """Connect to the cluster at that address, or start one here that ends with the run.
 
-    `local` are further settings of one that is started here.
+    With `loopback` one that is started here is out of reach for other machines. Ray reads of it
+    when it is imported, so a program that has imported Ray before keeps what it had then.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {}
     if address == "local":
         _refuse_more_than_cores(workers)
         _lock()
-        options |= {"num_cpus": cores(), "include_dashboard": False, **(local or {})}
+        options |= {"num_cpus": cores(), "include_dashboard": False}
+        if loopback:
+            os.environ.update(LOOPBACK)
+            options["_node_ip_address"] = "127.0.0.1"
     else:
         _refuse_silent(address)
     ray = import_ray()

@@ -67,8 +67,7 @@ class RayFleet:
         """Connect to Ray; in the main thread, as Ray concerns itself with signals."""
         refuse_no_room(self.launch)
         with _signals_kept():
-            loopback = {"_node_ip_address": "127.0.0.1"}
-            cluster = connected(self.launch.address, workers=1, local=loopback)
+            cluster = connected(self.launch.address, workers=1, loopback=True)
             self.ray = self.held.enter_context(cluster)
 
     def add(self, name: str) -> tuple[Any, Any]:
