@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from view.conftest import client_of
 
 STAGES = {"rollout": 2.0, "reward": 1.0, "forward": 3.0, "update": 4.0}

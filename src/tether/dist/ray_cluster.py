@@ -33,9 +33,9 @@ QUIET = {
 }
 
 
-# Of a cluster of this machine alone. Without this Ray takes 127.0.0.1 for the address at which other
-# machines reach this one, and its services then listen on every address. With it the node is
-# 127.0.0.1, and they listen there alone.
+# Of a cluster of this machine alone. Without it Ray replaces 127.0.0.1 by the address at which
+# other machines reach this one, and its services then listen on every address; with it the node
+# stays 127.0.0.1, and they listen there alone.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
