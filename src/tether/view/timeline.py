@@ -123,10 +123,11 @@ def draw_timeline(iteration: int, lines: SamplerLines, timings: Table) -> Body |
     rewards = [span for span in work if span["stage"] == "reward"]
     others = [span for span in work if span["stage"] != "reward"]
     # One process does both, so only its own share is one.
-    working = [span for span in work if line is None or span["stage"] != "rollout"]
+    working = [span for span in work if span["stage"] != "rollout"]
+    idle = None if line is None else _idle(working, end)
     lanes += [
         {"kind": "rewards", "name": "", "spans": rewards, "idle": None},
-        {"kind": "trainer", "name": "", "spans": others, "idle": _idle(working, end)},
+        {"kind": "trainer", "name": "", "spans": others, "idle": idle},
     ]
     return {
         "iteration": iteration,

@@ -56,8 +56,8 @@ class Timeline {
   }
 
   parts(found) {
-    const lanes = found.lanes.map((lane) => laneRow(lane, found));
-    const waiting = found.apart ? [queueRow(found)] : [];
+    const lanes = found.lanes.flatMap((lane) => laneRow(lane, found));
+    const waiting = found.apart ? queueRow(found) : [];
     const label = t("timeline_of", { n: found.iteration, seconds: number(found.seconds) });
     return [
       h("h1", {}, t("iteration_n", { n: found.iteration })),
@@ -79,6 +79,7 @@ class Timeline {
     const exact = h("input", {
       type: "number",
       min: 0,
+      class: "short",
       value: this.iteration,
       on: { change: () => (location.hash = link("run", this.id, "timeline", Number(exact.value))) },
     });
@@ -224,7 +225,7 @@ function staleness(span) {
 }
 
 function seconds(x) {
-  return number(Number(x.toFixed(x < 10 ? 3 : 2)));
+  return x.toFixed(Math.abs(x) < 10 ? 2 : 1).replace("-", "\u2212");
 }
 
 function share(x) {
