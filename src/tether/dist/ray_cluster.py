@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -33,10 +33,9 @@ QUIET = {
 }
 
 
-# Of a cluster of this machine alone. Without it Ray replaces 127.0.0.1 by the address at which
-# other machines reach this one, and its services then listen on every address; with it the node
-# stays 127.0.0.1, and they listen there alone.
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# At 0 a node may be 127.0.0.1, and its services listen there alone. Otherwise Ray, on every system,
+# replaces that by the address at which other machines reach this one, and listens on all.
+REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def import_ray() -> ModuleType:
@@ -69,20 +68,35 @@ def connected(address: str | None, workers: int, loopback: bool = False) -> Iter
         _refuse_more_than_cores(workers)
         _lock()
         options |= {"num_cpus": cores(), "include_dashboard": False}
-        if loopback:
-            os.environ.update(LOOPBACK)
-            options["_node_ip_address"] = "127.0.0.1"
     else:
         _refuse_silent(address)
-    ray = import_ray()
-    if ray.is_initialized():  # by a notebook, say, which keeps it
-        yield ray
-        return
+    with ExitStack() as held:
+        if address == "local" and loopback:
+            held.enter_context(_unreachable())
+            options["_node_ip_address"] = "127.0.0.1"
+        ray = import_ray()
+        if ray.is_initialized():  # by a notebook, say, which keeps it
+            yield ray
+            return
+        try:
+            _init(ray, address, options)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _unreachable() -> Iterator[None]:
+    """Set the variable while the cluster is there; others of this program are not meant."""
+    before = os.environ.get(REACHABLE)
+    os.environ[REACHABLE] = "0"
     try:
-        _init(ray, address, options)
-        yield ray
+        yield
     finally:
-        ray.shutdown()
+        if before is None:
+            del os.environ[REACHABLE]
+        else:
+            os.environ[REACHABLE] = before
 
 
 def _lock() -> None:
