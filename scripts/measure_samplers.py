@@ -38,7 +38,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
-from measure import paste
+from measure import paste, paste_markdown
 from yardstick_store import KEPT, NotThere, Store, commit
 
 from tether import api, assets
@@ -160,6 +160,8 @@ def main() -> None:
             paste(DOCUMENT, MARKER.format(name), lines)
             if name == "overlap":
                 FIGURE.write_text(draw_figure(found["timelines"]), encoding="utf-8")
+                shown = f"![Samplers, rewards and trainer in time](figures/{FIGURE.name})"
+                paste_markdown(DOCUMENT, MARKER.format("gantt"), [shown])
     sys.exit(1 if failed else 0)
 
 

@@ -114,3 +114,9 @@ def test_the_figure_has_a_block_for_each_chunk_and_each_stage(script):
     assert figure.count(">e</text>") == 2  # cut off at the iteration's end
     assert figure.count(f'fill="{script.STAGE_HUES["reward"]}"') == 2 + 1  # and in the legend
     assert figure.count("stroke-dasharray") == 2 + 1
+
+
+def test_what_is_written_has_a_place_in_the_document(script):
+    text = script.DOCUMENT.read_text(encoding="utf-8")
+    for name in [*script.PARTS, "gantt"]:
+        assert f"<!-- {script.MARKER.format(name)} -->" in text
