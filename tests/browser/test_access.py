@@ -12,6 +12,7 @@ VIEWS = [
     "#/run/live/iteration/3?show=pictures",
     "#/run/live/iteration/3?show=batch",
     "#/run/live/iteration/3/row/1",
+    "#/run/live/timeline/3",
     "#/run/live/heldout",
     "#/run/live/heldout/0",
     "#/table",

@@ -3,18 +3,21 @@
 import os
 import secrets
 import signal
+import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from helpers import changed, distinct_letters, read_jsonl
 from torch import nn
 
 import tether
-from dist.leftovers import descendants, wait_until_gone
+from dist.leftovers import descendants, listening, wait_until_gone
 from tether.dist.ray_launch import versions
 from tether.dist.ray_samplers import Seat, _pack, _unpack
 from tether.errors import UserError
@@ -128,3 +131,91 @@ def test_samplers_on_ray_one_of_them_killed_end_with_the_bits_of_one_process(tin
     assert "sampler_lost" in [e["kind"] for e in read_jsonl(apart.run / "events.jsonl")]
     assert before == {s: signal.getsignal(s) for s in before}
     wait_until_gone(sorted(killer.below))
+
+
+# What Ray makes of the address that it is given, in a process that has not imported it before.
+ADDRESS = """
+from tether.dist import ray_cluster
+
+def init(ray, address, options):
+    from ray._private.services import resolve_ip_for_localhost
+    print(address, resolve_ip_for_localhost(options["_node_ip_address"]))
+
+ray_cluster._init = init
+with ray_cluster.connected(None, 1, loopback=True):
+    pass
+"""
+
+
+def test_ray_leaves_a_cluster_of_this_machine_on_the_loopback_address():
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", ADDRESS]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["local", "127.0.0.1"]
+
+
+REWARD = """
+from pathlib import Path
+
+def score(response):
+    if Path({flag!r}).exists():
+        raise ValueError("no more")
+    return len(set(response)) / 8
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["normal end", "error", "Ctrl-C", "kill -9"])
+def test_nothing_listens_beyond_loopback_and_nothing_is_left(tiny_config, tmp_path, way):
+    flag, reward, recipe = (tmp_path / name for name in ("flag", "reward.py", "recipe.yaml"))
+    reward.write_text(REWARD.format(flag=str(flag)))
+    many = {"iterations": 3 if way == "normal end" else 100_000, "eval_every": 0}
+    config = changed(
+        tiny_config,
+        reward__kind=f"{reward}:score",
+        data__heldout=None,
+        rollout__lag=1,
+        rollout__chunk_tokens=60,
+        train=many,
+        launch={"samplers": 2},
+    )
+    recipe.write_text(yaml.safe_dump(config))
+    metrics = Path(config["run"]["dir"]) / "metrics.jsonl"
+    command = subprocess.Popen(
+        [sys.executable, "-m", "tether", "train", recipe],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    below: set[int] = set()
+    ports: set[str] = set()
+
+    def watch_until(happened, seconds: float = 600.0) -> None:
+        deadline = time.monotonic() + seconds
+        while command.poll() is None and not happened():
+            assert time.monotonic() < deadline
+            found = descendants(command.pid)
+            below.update(found)
+            ports.update(listening([command.pid, *found]))
+            time.sleep(0.1)
+
+    try:
+        watch_until(lambda: metrics.exists() and len(read_jsonl(metrics)) >= 2)
+        match way:
+            case "error":
+                flag.touch()
+            case "Ctrl-C":  # a terminal sends it to the whole group
+                os.killpg(command.pid, signal.SIGINT)
+            case "kill -9":
+                command.kill()
+        watch_until(lambda: False, 120.0)
+        said = command.communicate()[1]
+    finally:
+        command.kill()
+    codes = {"normal end": 0, "error": 1, "Ctrl-C": 130, "kill -9": -9}
+    assert command.returncode == codes[way], said
+    assert len(below) > 4
+    assert len(ports) > 4
+    assert [port for port in ports if not port.startswith(("127.", "::1:"))] == []
+    wait_until_gone(sorted(below), 30.0)

@@ -3,8 +3,10 @@
 import ast
 import hashlib
 import random
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import Stop, changed, distinct_letters, first_or_all, read_jsonl, stopping, table
@@ -14,7 +16,8 @@ import tether
 from tether import api
 from tether.config import LaunchSection, cores
 from tether.config.load import validate_config
-from tether.dist.ray_samplers import refuse_no_room
+from tether.dist import ray_samplers
+from tether.dist.ray_samplers import refuse_no_room, refuse_small_cluster
 from tether.errors import UserError
 from tether.ppo.sampler_host import SamplerHost
 from tether.run.glossary import TIMINGS
@@ -120,6 +123,9 @@ def test_a_run_says_who_sampled_what_with_which_weights(config, fleets):
     noted = sorted((chunk["version"], chunk["rows"][0]) for chunk in chunks)
     assert set(noted) <= set(asked)
     assert [*lines[0]["stages"]] == ["rollout", "reward", "forward", "update"]
+    assert all(line["seconds"] >= sum(line["stages"].values()) - 1e-3 for line in lines)
+    assert lines[0]["before"] is None
+    assert all(line["before"] >= 0 for line in lines[1:])
 
 
 def test_timings_say_what_samplers_did(config, fleets):
@@ -159,6 +165,28 @@ def test_more_samplers_than_there_is_room_for_are_refused_at_check(config, monke
     with pytest.raises(UserError, match=r"sampler_resources big: 1 need 1 of big"):
         refuse_no_room(LaunchSection(samplers=1, sampler_resources={"big": 1}))
     refuse_no_room(LaunchSection(samplers=many, address="head:6379"))
+
+
+def test_more_samplers_than_a_named_cluster_has_room_for_are_refused_at_check(monkeypatch):
+    """A node of 3 CPUs has room for one that wants 2; one that has left has none."""
+    pytest.importorskip("ray", reason="Ray is an extra; `make test` installs it")
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 3.0, "memory": 1e9}},
+        {"Alive": True, "Resources": {"CPU": 4.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0}},
+    ]
+    fake = nullcontext(SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(ray_samplers, "connected", lambda address, workers: fake)
+
+    def launch(count: int, **resources: float) -> LaunchSection:
+        asked = {"samplers": count, "sampler_resources": resources, "address": "head:6379"}
+        return LaunchSection.model_validate(asked)
+
+    refuse_small_cluster(launch(3, CPU=2))
+    refuse_small_cluster(launch(9))
+    for count, resources, room in ((4, {"CPU": 2}, 3), (1, {"GPU": 1}, 0), (1, {"CPU": 5}, 0)):
+        with pytest.raises(UserError, match=rf"launch\.samplers = {count}, .*room for {room} now"):
+            refuse_small_cluster(launch(count, **resources))
 
 
 def test_threads_and_chunks_of_samplers_are_of_the_run_and_their_number_is_not(config):

@@ -5,8 +5,8 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +33,11 @@ QUIET = {
 }
 
 
+# At 0 a node may be 127.0.0.1, and its services listen there alone. Otherwise Ray, on every system,
+# replaces that by the address at which other machines reach this one, and listens on all.
+REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
 def import_ray() -> ModuleType:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -51,30 +56,47 @@ def import_ray() -> ModuleType:
 
 
 @contextmanager
-def connected(
-    address: str | None, workers: int, local: Mapping[str, Any] | None = None
-) -> Iterator[ModuleType]:
+def connected(address: str | None, workers: int, loopback: bool = False) -> Iterator[ModuleType]:
     """Connect to the cluster at that address, or start one here that ends with the run.
 
-    `local` are further settings of one that is started here.
+    With `loopback` one that is started here is out of reach for other machines. Ray reads of it
+    when it is imported, so a program that has imported Ray before keeps what it had then.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {}
     if address == "local":
         _refuse_more_than_cores(workers)
         _lock()
-        options |= {"num_cpus": cores(), "include_dashboard": False, **(local or {})}
+        options |= {"num_cpus": cores(), "include_dashboard": False}
     else:
         _refuse_silent(address)
-    ray = import_ray()
-    if ray.is_initialized():  # by a notebook, say, which keeps it
-        yield ray
-        return
+    with ExitStack() as held:
+        if address == "local" and loopback:
+            held.enter_context(_unreachable())
+            options["_node_ip_address"] = "127.0.0.1"
+        ray = import_ray()
+        if ray.is_initialized():  # by a notebook, say, which keeps it
+            yield ray
+            return
+        try:
+            _init(ray, address, options)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _unreachable() -> Iterator[None]:
+    """Set the variable while the cluster is there; others of this program are not meant."""
+    before = os.environ.get(REACHABLE)
+    os.environ[REACHABLE] = "0"
     try:
-        _init(ray, address, options)
-        yield ray
+        yield
     finally:
-        ray.shutdown()
+        if before is None:
+            del os.environ[REACHABLE]
+        else:
+            os.environ[REACHABLE] = before
 
 
 def _lock() -> None:

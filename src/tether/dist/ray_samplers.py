@@ -39,8 +39,8 @@ def refuse_no_room(launch: LaunchSection) -> None:
             f"launch.samplers = {launch.samplers} needs Ray, which is not installed: "
             f"pip install '.[ray]' in tether's source folder; or write 0."
         )
-    if launch.address is not None or "RAY_ADDRESS" in os.environ:
-        return  # a cluster may grow: it is asked when the run starts
+    if _is_elsewhere(launch):
+        return  # a cluster may grow: a run waits for it, and `tether check` asks it
     here = {"CPU": float(cores()), "GPU": float(torch.cuda.device_count())}
     for name, amount in launch.sampler_resources.items():
         needed, room = launch.samplers * amount, here.get(name, 0.0)
@@ -50,6 +50,33 @@ def refuse_no_room(launch: LaunchSection) -> None:
                 f"{amount:g} need {needed:g} of {name}, and this machine has {room:g}; lower one "
                 f"of them, or name a cluster by launch.address."
             )
+
+
+def refuse_small_cluster(launch: LaunchSection) -> None:
+    """Refuse more samplers than the cluster that `launch` names has room for as it is now."""
+    if launch.samplers == 0 or not _is_elsewhere(launch):
+        return
+    with _signals_kept(), connected(launch.address, workers=1) as ray:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(_seats(node, launch) for node in nodes)
+    if room < launch.samplers:
+        needed = ", ".join(f"{n}: {x:g}" for n, x in launch.sampler_resources.items())
+        raise UserError(
+            f"launch.samplers = {launch.samplers}, each with launch.sampler_resources "
+            f"{{{needed}}}, and the cluster at launch.address has room for {room} now; lower one "
+            f"of them, or add nodes first."
+        )
+
+
+def _is_elsewhere(launch: LaunchSection) -> bool:
+    return launch.address is not None or "RAY_ADDRESS" in os.environ
+
+
+def _seats(node: Mapping[str, float], launch: LaunchSection) -> int:
+    """Return how many samplers fit on a node with these resources, up to all of them."""
+    needed = launch.sampler_resources.items()
+    fit = [int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needed]
+    return min([launch.samplers, *fit])
 
 
 class RayFleet:
@@ -67,8 +94,7 @@ class RayFleet:
         """Connect to Ray; in the main thread, as Ray concerns itself with signals."""
         refuse_no_room(self.launch)
         with _signals_kept():
-            loopback = {"_node_ip_address": "127.0.0.1"}
-            cluster = connected(self.launch.address, workers=1, local=loopback)
+            cluster = connected(self.launch.address, workers=1, loopback=True)
             self.ray = self.held.enter_context(cluster)
 
     def add(self, name: str) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from tether.config import Config
 from tether.data.prompts import OnProgress, load_heldout, load_prompts
-from tether.dist.ray_samplers import refuse_no_room
+from tether.dist.ray_samplers import refuse_no_room, refuse_small_cluster
 from tether.models.locate import find_model, has_tokenizer, has_weights
 from tether.models.vocabulary import load_vocabulary
 from tether.planning.machine import free_bytes, this_machine
@@ -26,6 +26,7 @@ from tether.support.units import byte_text
 def preview(config: Config, reward: Reward | None, reading: OnProgress | None = None) -> Plan:
     """Plan a run on this machine, and try its reward on a few rows; nothing is trained."""
     refuse_no_room(config.launch)
+    refuse_small_cluster(config.launch)
     torch.set_num_threads(config.threads)
     machine = this_machine(config.device)
     return replace(_preview(config, reward, reading), machine=machine)

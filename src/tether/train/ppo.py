@@ -185,6 +185,7 @@ class PPOTraining:
     ) -> None:
         self.config, self.roles, self.python_reward = config, roles, python_reward
         self.samplers = samplers  # apart, by `launch.samplers`
+        self.ended: float | None = None  # when this process was done with its last iteration
         curriculum = begin_curriculum(config, len(roles.train_prompts))
         self.controls = replace(first_controls(config), curriculum=curriculum)
         self.pretrained: Pretrained | None = None  # where critic.pretrain asks for it
@@ -299,7 +300,13 @@ class PPOTraining:
             tally = self.samplers.take_tally()
             outcome.events.extend(tally.events)
             timings |= tally.timings()
-            apart = {"stages": dict(outcome.seconds), "chunks": tally.lines(began)}
+            before, self.ended = self.ended, time.monotonic()
+            apart = {
+                "before": None if before is None else round(began - before, 4),
+                "seconds": round(self.ended - began, 4),
+                "stages": dict(outcome.seconds),
+                "chunks": tally.lines(began),
+            }
         window, samples, all_rows = None, config.rollout.samples_per_prompt, outcome.rollout.rows
         of_first = [
             ids if all_rows.number(row) % samples == 0 else []

@@ -23,6 +23,7 @@ from tether.view.settings import (
     read_settings,
     samples_per_prompt,
 )
+from tether.view.timeline import draw_timeline, timeline_iterations
 
 Body = dict[str, Any]
 WORDS = {**METRIC_WORDS, **TIMING_WORDS}
@@ -149,6 +150,23 @@ def read_events(run: Run, offset: int = 0, limit: int = 100) -> Body:
     problems = run.read_events()
     newest = run.events[::-1][offset : offset + min(limit, MAX_EVENTS)]
     return {"events": newest, "total": len(run.events), "problems": problems}
+
+
+def list_timelines(run: Run) -> Body:
+    """Return the iterations that have a timeline."""
+    problems = run.read_series()
+    iterations = timeline_iterations(run.sampler_lines, run.timings)
+    return {"iterations": iterations, "problems": problems + run.sampler_lines.problems}
+
+
+def read_timeline(run: Run, iteration: int) -> Body:
+    """Return who did what in an iteration, and when."""
+    run.read_series()
+    run.sampler_lines.refresh()
+    found = draw_timeline(iteration, run.sampler_lines, run.timings)
+    if found is None:
+        raise NotFound(f"{run.id} has no times of iteration {iteration}.")
+    return {**found, "problems": run.sampler_lines.problems}
 
 
 def list_rows(run: Run, iteration: int) -> Body:

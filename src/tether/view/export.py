@@ -17,6 +17,7 @@ from tether.view.server import STATIC, plotly_file, static_names
 
 ENTRY = "main.js"
 BUNDLE = "app.js"
+MAX_TIMELINES = 100  # the newest of a run, each in a file of its own
 COMPONENT_SAFE = "!'()*-._~"  # what encodeURIComponent leaves as it is
 IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w.-]+)";$', re.MULTILINE)
 EXPORT = re.compile(
@@ -52,6 +53,11 @@ def _answers(run: Run) -> Iterator[tuple[str, api.Body]]:
     yield f"{base}/evals", api.read_evals(run)
     yield f"{base}/events", api.read_events(run, 0, api.MAX_EVENTS)
     yield f"{base}/notices", notices.read_notices(run)
+    timelines = api.list_timelines(run)
+    timelines["iterations"] = timelines["iterations"][-MAX_TIMELINES:]
+    yield f"{base}/timeline", timelines
+    for iteration in timelines["iterations"]:
+        yield f"{base}/timeline/{iteration}", api.read_timeline(run, iteration)
     for iteration in described["heldout"]:
         yield f"{base}/heldout/{iteration}", samples.read_heldout(run, iteration)
     for iteration in described["rollouts"]:

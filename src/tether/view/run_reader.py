@@ -37,6 +37,7 @@ from tether.view.growing_file import (
 )
 from tether.view.metric_table import Table
 from tether.view.settings import inside
+from tether.view.timeline import SamplerLines
 
 NUMBERED_FILE = re.compile(r"^[0-9]{6,9}\.jsonl$")
 MAX_CONFIG_BYTES = 1 << 20
@@ -59,6 +60,7 @@ class Run:
         self._lines = {
             name: GrowingLines(root, directory / name) for name in (METRICS, TIMINGS, EVALS, EVENTS)
         }
+        self.sampler_lines = SamplerLines(root, directory)
         self._schemas: dict[str, set[Any]] = {name: set() for name in self._lines}
         self._config: tuple[Signature | None, str, dict[str, Any], list[str]] | None = None
         self._twins: tuple[dict[str, Any], str] | None = None

@@ -96,6 +96,8 @@ def make_app(
         Route(f"{run}/evals", pages.evals),
         Route(f"{run}/events", pages.events),
         Route(f"{run}/notices", pages.notices),
+        Route(f"{run}/timeline", pages.timelines),
+        Route(f"{run}/timeline/{{iteration}}", pages.timeline),
         Route(f"{run}/heldout/{{iteration}}", pages.heldout),
         Route(f"{run}/history", pages.history),
         Route(f"{run}/rollouts/{{iteration}}", pages.rows),
@@ -166,6 +168,12 @@ class Pages:
 
     async def notices(self, request: Request) -> Response:
         return _json(notices.read_notices(self._run(request)))
+
+    async def timelines(self, request: Request) -> Response:
+        return _json(api.list_timelines(self._run(request)))
+
+    async def timeline(self, request: Request) -> Response:
+        return _json(api.read_timeline(self._run(request), _number(request, "iteration")))
 
     async def rows(self, request: Request) -> Response:
         listed = _json(api.list_rows(self._run(request), _number(request, "iteration")))

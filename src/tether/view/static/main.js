@@ -14,6 +14,7 @@ import { rowView } from "./row.js";
 import { runView } from "./run.js";
 import { runsView } from "./runs.js";
 import { tableView } from "./table.js";
+import { timelineView } from "./timeline.js";
 import { spoken, t } from "./words.js";
 
 const TICK_MILLISECONDS = 2000;
@@ -42,6 +43,7 @@ function viewOf([first, id, kind, n, rowKind, row]) {
   if (kind === "events") return eventsView(page, id);
   if (kind === "config") return configView(page, id);
   if (kind === "heldout") return n === undefined ? heldoutView(page, id) : heldoutPromptView(page, id, n);
+  if (kind === "timeline") return timelineView(page, id, n);
   if (kind === "prompt" && n !== undefined) return promptView(page, id, n);
   if (kind === "iteration" && rowKind === "row") return rowView(page, id, n, row);
   return kind === "iteration" ? iterationView(page, id, n) : null;
@@ -139,7 +141,8 @@ function keys() {
   if (parts[0] === "run" && parts[1] !== undefined) {
     const to = (...rest) => () => (location.hash = link("run", parts[1], ...rest));
     places.push(["c", t("curves"), to()], ["w", t("look"), to("iteration", "last")]);
-    places.push(["h", t("heldout_tab"), to("heldout")], ["e", t("events"), to("events")]);
+    places.push(["h", t("heldout_tab"), to("heldout")], ["m", t("timeline"), to("timeline")]);
+    places.push(["e", t("events"), to("events")]);
   }
   const switches = [
     ["d", t("key_theme"), () => again(switchTheme)],

@@ -16,6 +16,7 @@ export function runTabs(id, active) {
     ["curves", link("run", id)],
     ["look", link("run", id, "iteration", "last")],
     ["heldout_tab", link("run", id, "heldout")],
+    ["timeline", link("run", id, "timeline")],
     ["events", link("run", id, "events")],
     ["config", link("run", id, "config")],
   ];
