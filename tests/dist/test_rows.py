@@ -206,7 +206,7 @@ MORE = {
     "value pretraining": {
         "critic__pretrain": {"prompts": 8, "max_epochs": 2, "explained_variance": None}
     },
-    "curriculum": {"data__curriculum": {}, "advantage__estimator": "rloo", "critic": {}},
+    "curriculum": {"data__curriculum": {"by": "difficulty"}, "advantage__estimator": "rloo", "critic": {}},
     "correction by rows": {"rollout__correction": {"kind": "sequence"}},
     "masked": {"advantage__truncation": "mask"},
     "bootstrapped, shared prompts": {"advantage__truncation": "bootstrap"},
