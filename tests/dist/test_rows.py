@@ -108,12 +108,12 @@ def numbers_of(rows: Any) -> dict[str, Tensor]:
     return found
 
 
-def spread_numbers(blocks: list[list[int]]) -> dict[str, Tensor]:
+def spread_numbers(blocks: list[list[int]]) -> dict[str, Any]:
     """The same for the rows of a process, then those of all where they are of rows."""
     with entered("cpu", 1, 60.0):
         rows = SpreadRows(torch.tensor(blocks[world().rank], dtype=torch.long), ALL)
         found = numbers_of(rows)
-        return {name: rows.everyone(x) if x.ndim else x for name, x in found.items()}
+        return {name: (rows.everyone(x) if x.ndim else x).tolist() for name, x in found.items()}
 
 
 @pytest.mark.parametrize("blocks", [[[*range(5)], [*range(5, 12)], []]])
@@ -122,7 +122,8 @@ def test_rows_are_compared_with_those_of_other_processes(blocks):
     expected = numbers_of(ALL_HERE)
     for found in run_processes(3, spread_numbers, blocks):
         for name, x in expected.items():
-            torch.testing.assert_close(found[name], x, rtol=0, atol=1e-12, msg=name)
+            same = torch.tensor(found[name], dtype=x.dtype)
+            torch.testing.assert_close(same, x, rtol=0, atol=1e-12, msg=name)
 
 
 ROWS = [([1] * p, [2 + i] * r) for i, (p, r) in enumerate([(2, 9), (1, 1), (3, 3), (2, 2), (4, 7)])]
@@ -206,7 +207,11 @@ MORE = {
     "value pretraining": {
         "critic__pretrain": {"prompts": 8, "max_epochs": 2, "explained_variance": None}
     },
-    "curriculum": {"data__curriculum": {}, "advantage__estimator": "rloo", "critic": {}},
+    "curriculum": {
+        "data__curriculum": {"by": "difficulty"},
+        "advantage__estimator": "rloo",
+        "critic": {},
+    },
     "correction by rows": {"rollout__correction": {"kind": "sequence"}},
     "masked": {"advantage__truncation": "mask"},
     "bootstrapped, shared prompts": {"advantage__truncation": "bootstrap"},
