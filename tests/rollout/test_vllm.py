@@ -287,6 +287,18 @@ def test_on_one_gpu_weights_go_by_handles_through_vllms_own_transfer(in_thread, 
     engine.close()
 
 
+def test_a_handle_goes_through_json_and_comes_back_as_torch_made_it():
+    storage = torch.UntypedStorage
+    handle = (torch.Tensor, torch.Size([2, 3]), (3, 1), 0, storage, torch.bfloat16, 0)
+    handle += (b"\x00\xff", 24, 0, False, b"r", 0, b"", True)
+    update = {
+        "names": ["w"],
+        "ipc_handles": [{"gpu": [vllm_weights.as_plain(part) for part in handle]}],
+    }
+    found = vllm_weights.update_of(json.loads(json.dumps(update)))["update_info"]
+    assert found == {"names": ["w"], "ipc_handles": [{"gpu": handle}]}
+
+
 def test_a_vllm_without_a_transfer_gets_them_through_the_pipe(in_thread):
     engine = in_thread(FAKE.replace("self.transfer = ", "del fields; self.transfer = None #"))
     engine.load(head_of(9))

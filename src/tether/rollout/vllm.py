@@ -167,7 +167,7 @@ def _by_handles(child: "_Child", weights: PreTrainedModel) -> None:
     held = []
     for name, weight in named_weights(weights):
         held.append(weight.contiguous())
-        child.ask(handle_of(name, held[-1]))
+        child.ask({"update": handle_of(name, held[-1])})
     child.ask({"finish": True})
     del held
     torch.cuda.ipc_collect()

@@ -306,7 +306,7 @@ def _transferred(llm: Any, order: dict[str, Any]) -> Answer:
         llm.start_weight_update()
         return {"handles": True}
     if "update" in order:
-        llm.update_weights(update_of(order))
+        llm.update_weights(update_of(order["update"]))
         return {"taken": True}
     llm.finish_weight_update()
     if not getattr(llm, "tether_loaded", False):

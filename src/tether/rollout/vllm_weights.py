@@ -11,7 +11,6 @@ import errno
 import fcntl
 import json
 import os
-import pickle
 import select
 import struct
 import time
@@ -71,27 +70,58 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def handle_of(name: str, tensor: Tensor) -> dict[str, str]:
-    """Return what vLLM's IPC transfer needs to read a tensor out of this process's GPU memory.
+def handle_of(name: str, tensor: Tensor) -> dict[str, Any]:
+    """Return what vLLM's IPC transfer needs to read a tensor out of this process's GPU memory, as
+    plain data.
 
     The tensor must stay as it is until the transfer is finished.
     """
     from torch.multiprocessing.reductions import reduce_tensor
 
-    _, arguments = reduce_tensor(tensor)
+    _, arguments = reduce_tensor(tensor.detach())
     gpu = str(torch.cuda.get_device_properties(tensor.device).uuid)
-    update = {
+    return {
         "names": [name],
         "dtype_names": [dtype_name(tensor)],
         "shapes": [[*tensor.shape]],
-        "ipc_handles": [{gpu: arguments}],
+        "ipc_handles": [{gpu: [as_plain(part) for part in arguments]}],
     }
-    return {"update": base64.b64encode(pickle.dumps(update)).decode()}
 
 
-def update_of(handle: dict[str, str]) -> dict[str, Any]:
+def update_of(handle: dict[str, Any]) -> dict[str, Any]:
     """Return the request for vLLM's `update_weights` out of what `handle_of` returned."""
-    return {"update_info": pickle.loads(base64.b64decode(handle["update"]))}
+    handles = [
+        {gpu: tuple(map(from_plain, parts)) for gpu, parts in one.items()}
+        for one in handle["ipc_handles"]
+    ]
+    return {"update_info": {**handle, "ipc_handles": handles}}
+
+
+TYPES = {"Tensor": Tensor, "UntypedStorage": torch.UntypedStorage}  # that a handle may name
+
+
+def as_plain(part: Any) -> Any:
+    """Return a part of a handle as JSON can say it; what is not plain has its kind beside it."""
+    if isinstance(part, bytes):
+        return {"bytes": base64.b64encode(part).decode()}
+    if isinstance(part, torch.dtype):
+        return {"dtype": str(part).removeprefix("torch.")}
+    if isinstance(part, type):
+        [name] = [name for name, kind in TYPES.items() if kind is part]
+        return {"type": name}
+    return [*part] if isinstance(part, tuple) else part
+
+
+def from_plain(part: Any) -> Any:
+    """Return what `as_plain` was given; a tuple of sizes for a list."""
+    if isinstance(part, list):
+        return tuple(part)
+    if not isinstance(part, dict):
+        return part
+    [(kind, value)] = part.items()
+    if kind == "bytes":
+        return base64.b64decode(value)
+    return getattr(torch, value) if kind == "dtype" else TYPES[value]
 
 
 def takes_handles(llm: Any) -> bool:
