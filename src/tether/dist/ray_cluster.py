@@ -33,9 +33,14 @@ QUIET = {
 }
 
 
-# At 0 a node may be 127.0.0.1, and its services listen there alone. Otherwise Ray, on every system,
-# replaces that by the address at which other machines reach this one, and listens on all.
-REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# Of a cluster that ends with the run and that no other machine reaches.
+OWN = {
+    # At 0 a node may be 127.0.0.1, and its services listen there alone. Otherwise Ray, on every
+    # system, replaces that by the address at which others reach this machine, and listens on all.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # After kill -9 Ray's agents try for so long to tell the dead server; by default for 60 s.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
+}
 
 
 def import_ray() -> ModuleType:
@@ -72,7 +77,7 @@ def connected(address: str | None, workers: int, loopback: bool = False) -> Iter
         _refuse_silent(address)
     with ExitStack() as held:
         if address == "local" and loopback:
-            held.enter_context(_unreachable())
+            held.enter_context(_own_cluster())
             options["_node_ip_address"] = "127.0.0.1"
         ray = import_ray()
         if ray.is_initialized():  # by a notebook, say, which keeps it
@@ -86,17 +91,18 @@ def connected(address: str | None, workers: int, loopback: bool = False) -> Iter
 
 
 @contextmanager
-def _unreachable() -> Iterator[None]:
-    """Set the variable while the cluster is there; others of this program are not meant."""
-    before = os.environ.get(REACHABLE)
-    os.environ[REACHABLE] = "0"
+def _own_cluster() -> Iterator[None]:
+    """Set these variables while the cluster is there; others of this program are not meant."""
+    before = {name: os.environ.get(name) for name in OWN}
+    os.environ.update(OWN)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[REACHABLE]
-        else:
-            os.environ[REACHABLE] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _lock() -> None:
