@@ -269,7 +269,8 @@ def count_sums(kind: str) -> tuple[dict, dict]:
 
 STEPS = 6  # three of the actor, three of the critic
 UNITS = 3 * 3 + 3 * 4  # two layers and the rest of the actor, the critic's embedding as well
-SMALL = 2 * STEPS  # the losses, and the norm of shards or whole gradients
+# Is there a row, what the minibatch's cells weigh, the losses, the norm of shards or gradients.
+SMALL = 4 * STEPS
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Loan:
         if world().replicas == 1:
             return own
         found = exchange_replicas([own.select(rows) if len(rows) else None for rows in self.lent])
-        return _placed_like(own, concat_rows([part for part in found if part is not None]))
+        return concat_rows([_placed_like(own, part) for part in found if part is not None])
 
     def back(self, found: Sequence[Tensor], width: int) -> tuple[Tensor, ...]:
         """Return results of the borrowed rows for one's own; those of several columns get `width`
