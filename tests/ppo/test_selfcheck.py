@@ -26,7 +26,7 @@ def shifted_sampler(roles, shift):
         def sync(self, weights, version):
             roles.sampler.sync(weights, version)
 
-        def run(self, episodes, choice):
+        def run(self, episodes, choice, numbers=None):
             rollout = roles.sampler.run(episodes, choice)
             log_probs = rollout.rollout_log_probs
             if isinstance(shift, torch.Tensor):

@@ -67,7 +67,7 @@ class Said:
     def sync(self, weights, version) -> None:
         pass
 
-    def run(self, episodes, choice) -> Rollout:
+    def run(self, episodes, choice, numbers=None) -> Rollout:
         ids, masks = zip(*(self.row(i) for i in range(len(episodes))), strict=True)
         prompts = [episode.prompt_ids for episode in episodes]
         rollout = Rollout(

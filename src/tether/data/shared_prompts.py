@@ -76,7 +76,7 @@ def number_prompts(sequences: Sequences) -> Int[Tensor, " rows"]:
     lengths = sequences.prompt_lengths.tolist()
     ids = sequences.ids[:, : max(lengths, default=0)].cpu().numpy()
     digests = [blake2b(ids[row, :n].tobytes(), digest_size=8) for row, n in enumerate(lengths)]
-    numbers = [int.from_bytes(digest.digest(), signed=True) for digest in digests]
+    numbers = [int.from_bytes(digest.digest(), "big", signed=True) for digest in digests]
     return torch.tensor(numbers, dtype=torch.int64)
 
 

@@ -61,18 +61,21 @@ def import_ray() -> ModuleType:
 
 
 @contextmanager
-def connected(address: str | None, workers: int, loopback: bool = False) -> Iterator[ModuleType]:
+def connected(
+    address: str | None, workers: int, cpus: int | None = None, loopback: bool = False
+) -> Iterator[ModuleType]:
     """Connect to the cluster at that address, or start one here that ends with the run.
 
-    With `loopback` one that is started here is out of reach for other machines. Ray reads of it
-    when it is imported, so a program that has imported Ray before keeps what it had then.
+    `cpus` are those that one that is started here counts, by default the cores. With `loopback` it
+    is out of reach for other machines. Ray reads of it when it is imported, so a program that has
+    imported Ray before keeps what it had then.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {}
     if address == "local":
         _refuse_more_than_cores(workers)
         _lock()
-        options |= {"num_cpus": cores(), "include_dashboard": False}
+        options |= {"num_cpus": cpus or cores(), "include_dashboard": False}
     else:
         _refuse_silent(address)
     with ExitStack() as held:

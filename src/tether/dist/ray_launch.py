@@ -64,10 +64,10 @@ def run_on_ray(
     """
     workers = settings.num_workers or 1
     # In this order: connecting to Ray replaces the signal handlers.
-    cpus = settings.resources_of_worker(threads, use_gpu=False)["CPU"]
+    each = settings.resources_of_worker(threads, use_gpu=False)["CPU"]
     # Ray counts CPUs and divides none: a cluster of this machine alone has what its workers need.
-    room = {"num_cpus": max(cores(), math.ceil(workers * cpus))}
-    with connected(settings.address, workers, room) as ray, signals:
+    cpus = max(cores(), math.ceil(workers * each))
+    with connected(settings.address, workers, cpus) as ray, signals:
         use_gpu = _wants_gpu(ray, device, workers)
         needs = settings.resources_of_worker(threads, use_gpu)
         mailbox = ray.remote(num_cpus=0)(Mailbox).remote()

@@ -1,7 +1,7 @@
 """Find what is traced: a run's newest checkpoint, a recipe's model, or a model directory."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,12 @@ class GivenFirst:
     def sync(self, weights: PreTrainedModel, version: int) -> None:
         self.sampler.sync(weights, version)
 
-    def run(self, episodes: list[Episode], choice: Draw | Greedy) -> Rollout:
+    def run(
+        self,
+        episodes: Sequence[Episode],
+        choice: Draw | Greedy,
+        numbers: Sequence[int] | None = None,
+    ) -> Rollout:
         rollout = self.sampler.run(episodes, choice)
         if isinstance(choice, Greedy):
             return rollout

@@ -155,10 +155,9 @@ def begin(
     numbers: Sequence[int] | None = None,
 ) -> Sampling:
     """Begin to run every episode; a sampler that does not work beside its caller ends it first."""
-    arguments = (episodes, choice) if numbers is None else (episodes, choice, numbers)
     if isinstance(sampler, SamplerApart):
-        return sampler.begin(*arguments)
-    return Sampled(sampler.run(*arguments))
+        return sampler.begin(episodes, choice, numbers)
+    return Sampled(sampler.run(episodes, choice, numbers))
 
 
 class DistributedSampler:
