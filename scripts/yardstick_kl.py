@@ -57,7 +57,7 @@ TRIED: Mapping[str, dict[str, Any]] = {
 KNOWN = "k1 in the reward best; k3 in the reward, k1 in the loss unstable; k3 in the loss between"
 HEAD = {
     "en": ["KL", "English", "Chinese", "English greedy", "KL, nats", "largest fall"],
-    "zh": ["KL", "英语", "中文", "英语，贪心", "KL，奈特", "最大回落"],
+    "zh": ["KL", "英语", "中文", "英语，贪心", "KL，nat", "最大回落"],
 }
 
 

@@ -27,7 +27,7 @@ GENERALISED = 0.95
 KNOWN = "below a third greedy at chance; then RL generalises, and responses grow"
 HEAD = {
     "en": ["long", "", "greedy before", "greedy after", "sampled after", "tokens, first to last"],
-    "zh": ["长示范", "", "贪心，之前", "贪心，之后", "采样，之后", "词元数，首轮到末轮"],
+    "zh": ["长示范", "", "贪心，之前", "贪心，之后", "采样，之后", "token 数，首轮到末轮"],
 }
 
 

@@ -11,6 +11,7 @@ docs/results.md promises.
 
 import argparse
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -214,9 +215,13 @@ def draw(outcomes: list[Outcome]) -> bool:
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "tether"
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.2), squeeze=False)
+    columns = min(4, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False)
+    for unused in axes.flat[len(panels) :]:
+        unused.axis("off")
     bands = {panel: band for outcome in outcomes for panel, band in outcome.bands.items()}
-    for axis, (panel, lines) in zip(axes[0], panels.items(), strict=True):
+    for axis, (panel, lines) in zip(axes.flat, panels.items(), strict=False):
         for line in lines:
             xs, ys = zip(*line.points, strict=True)
             axis.plot(xs, ys, linewidth=1, label=line.label)

@@ -163,7 +163,7 @@ def test_an_iteration_reads_the_numbers_of_whole_passes(build, change):
     one, other = (outcome.experience for outcome in found)
     assert torch.equal(one.sequences.ids, other.sequences.ids)
     for field in fields(one):
-        if field.name != "sequences":
+        if field.name not in ("sequences", "rows"):
             a, b = getattr(one, field.name), getattr(other, field.name)
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     assert min(float(x.abs().max()) for x in (one.kl, one.values)) > 1e-3

@@ -294,7 +294,9 @@ def test_zero_for_all_turns_but_the_last_is_a_number_for_the_response(build, set
     assert turns.scores.token_values is not None
     assert metrics == same
     assert all(map(torch.equal, weights, moved))
-    for name in (f.name for f in fields(plain.experience) if f.name != "sequences"):
+    assert plain.experience.rows is turns.experience.rows
+    names = {f.name for f in fields(plain.experience)} - {"sequences", "rows"}
+    for name in names:
         assert torch.equal(getattr(plain.experience, name), getattr(turns.experience, name)), name
 
 
