@@ -26,18 +26,24 @@ NAME = "default"  # peft's own; there is one adapter per model
 
 
 def add_adapter(
-    model: PreTrainedModel, lora: LoraSection, seed: int, role: str, layers: range | None = None
+    model: PreTrainedModel,
+    lora: LoraSection,
+    seed: int,
+    role: str,
+    layers: range | None = None,
+    device: torch.device | None = None,
 ) -> None:
     """Freeze the model and put an adapter on its trunk, which alone learns from now on.
 
     The head gets none: where it is tied to the embedding, merging would change both. `layers` are
-    the numbers of those that may learn (`model.learn_layers`), None for all.
+    the numbers of those that may learn (`model.learn_layers`), None for all; `device` is where the
+    adapter of a model goes whose own weights are still in their files.
     """
     insert_adapter(model, lora, role, layers)
     for number, layer in enumerate(_layers(model)):
         for side in (layer.lora_A[NAME], layer.lora_B[NAME]):
             if side.weight.is_meta:  # as the weights below, which are still in their files
-                side.weight = nn.Parameter(torch.empty_like(side.weight, device="cpu"))
+                side.weight = nn.Parameter(torch.empty_like(side.weight, device=device or "cpu"))
         _initialise(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, seed, role, number)
 
 

@@ -155,7 +155,7 @@ def build_roles(
         room = room_for_prompts(config, model.config)
         told = _teacher_prompts(config, sets, vocabulary.tokenizer, room)
         reference = PromptedReference(reference, told)
-    _make_ready_to_learn(model, config.model.lora, config, "actor", layers)
+    _make_ready_to_learn(model, config.model.lora, config, "actor", layers, device)
     if config.launch.tensor_parallel > 1:
         refuse_unshareable(model.config, config.launch.tensor_parallel)
     if config.launch.weights == "sharded":
@@ -224,9 +224,10 @@ def _make_ready_to_learn(
     config: Config,
     role: str,
     layers: range | None,
+    device: torch.device,
 ) -> None:
     if lora is not None:
-        add_adapter(model, lora, config.seed, role, layers)
+        add_adapter(model, lora, config.seed, role, layers, device)
     if config.model.gradient_checkpointing:
         recompute_in_backward(model)
 
@@ -377,7 +378,7 @@ def _build_critic(
             source = dtype, device, settings.hub, settings.compute, loads_in_parts(config.launch)
             model = load_trunk(name, *source)
             layers = let_layers_learn(model, name, config)
-        _make_ready_to_learn(model, settings.critic_lora, config, "critic", layers)
+        _make_ready_to_learn(model, settings.critic_lora, config, "critic", layers, device)
         critic = Critic(model, tokens, reads_lower_states=same, head_device=device)
     if scale is not None:
         start_value_head(critic, config, scale)
